@@ -1,0 +1,1 @@
+"""evalrig: may a cheaper variant of a large language model be released?"""

@@ -1,0 +1,1 @@
+"""Pure numbers: arrays in, estimates out. Knows no file, no engine, no suite."""

@@ -1,0 +1,1 @@
+"""The run file: its schema, and the one module that knows Hydra."""

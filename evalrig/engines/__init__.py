@@ -1,0 +1,1 @@
+"""The shelf of engines: one file a kind."""

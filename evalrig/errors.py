@@ -1,0 +1,13 @@
+"""The two errors a user sees bare, as one line `where: what is wrong; what to do`; any other error is a bug and keeps its traceback."""
+
+
+class UsageError(Exception):
+    """The user has to change something (run file, path, argument). Exit code 2."""
+
+
+class RunError(Exception):
+    """The run could not be carried out (an engine, a disk, an interrupted process). Exit code 3."""
+
+
+class EngineError(RunError):
+    """An engine failed to start, to answer or to stop: evidence about the engine, never a score of the model."""

@@ -1,0 +1,1 @@
+"""From a verdict and its evidence to what people read."""

@@ -1,0 +1,1 @@
+"""The shelf of runners: one file a kind."""

@@ -1,0 +1,1 @@
+"""The shelf of suites: one file a kind."""
