@@ -1,0 +1,259 @@
+"""Public models and data that evalrig does not ship: what and whose they are, and how they reach the user's cache."""
+
+import contextlib
+import difflib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated, Literal
+
+import msgspec
+
+from evalrig.content import cache_dir, content_dir
+from evalrig.errors import UsageError
+
+Say = Callable[[str], None]
+_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Path = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]  # no way out of a folder
+_Size = Annotated[int, msgspec.Meta(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A wheel in a package registry that carries files we want; it is never installed or imported."""
+
+    name: _Text
+    version: _Text
+    wheel: _Path
+    sha256: _Sha256
+    size: _Size
+    licence: _Text
+    """Of the package, which need not be that of the data inside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFile:
+    """One file that a card describes."""
+
+    path: _Path
+    """Inside the wheel; of a file that this project wrote, beside its card."""
+    sha256: _Sha256
+    size: _Size
+    rows: int | None
+    distinct: int | None
+    """Rows left when repeats of a question are dropped; None where the word has no meaning."""
+    note: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the path: what the file is called in the cache."""
+        return Path(self.path).name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a model or a suite's data is, whose it is, and under which licence."""
+
+    name: _Text
+    kind: Literal["model", "data"]
+    title: _Text
+    owner: _Text
+    upstream: _Text
+    licence: _Text
+    licence_note: _Text
+    """Who states the licence, and where that is in doubt."""
+    package: Package | None
+    """None: this project wrote the files and ships them."""
+    files: Annotated[tuple[CardFile, ...], msgspec.Meta(min_length=1)]
+
+    def place(self, file: CardFile) -> Path:
+        """Where the file lies, or will lie once fetched."""
+        if self.package is None:
+            return content_dir("suites") / self.name / file.path
+        return cache_dir() / ("models" if self.kind == "model" else "data") / self.name / file.name
+
+
+def cards() -> dict[str, Card]:
+    """Every shipped card by name."""
+    suites, known = content_dir("suites"), dict[str, Card]()
+    for path in sorted([*suites.glob("*/card.yaml"), *suites.glob("models/*.yaml")]):
+        name = path.parent.name if path.name == "card.yaml" else path.stem
+        try:
+            known[name] = msgspec.json.decode(path.read_bytes(), type=Card)
+        except (msgspec.DecodeError, OSError) as error:
+            where = path.relative_to(suites.parent)
+            raise UsageError(f"{where}: {error}; a card is JSON that holds every field of `Card`") from error
+    return known
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    """Those of the names whose files are not all in the cache; compares sizes and reads nothing."""
+    return [card.name for card in _chosen(names) if not all(_here(card, file) for file in card.files)]
+
+
+def path_of(name: str, file: str | None = None) -> Path:
+    """Where a fetched (or shipped) file lies; `file` is its base name, by default the card's first."""
+    [card] = _chosen([name])
+    chosen = card.files[0] if file is None else {each.name: each for each in card.files}[file]
+    if not _here(card, chosen):
+        raise UsageError(f"{name}: not in the cache; run `evalrig fetch`")
+    return card.place(chosen)
+
+
+def fetch(names: Iterable[str], source: Path | None, say: Say) -> None:
+    """Bring every named file into the cache, verified: from a package registry, or from the folder `source`."""
+    chosen = _chosen(names)
+    if source is not None and not source.is_dir():
+        raise UsageError(f"{source}: no such folder; name the folder that holds the wheels or the files")
+    with _workplace(say) as work:
+        orders: dict[Package, list[tuple[Card, CardFile]]] = {}
+        for card in chosen:
+            say(f"{card.name}: {card.title}, by {card.owner}; licence: {card.licence}")
+            for file in _stale(card, say):
+                if card.package is None:
+                    raise UsageError(f"{card.place(file)}: not the file that its card describes; install evalrig anew")
+                orders.setdefault(card.package, []).append((card, file))
+        for package, wanted in orders.items():
+            if source is not None:
+                wanted = [each for each in wanted if not _copied(each, source, work, say)]
+            if wanted:
+                folder = _download(package, work, say) if source is None else source
+                _unpack(package, wanted, folder, work, say)
+
+
+def _chosen(names: Iterable[str]) -> list[Card]:
+    known, names = cards(), list(dict.fromkeys(names))
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"did you mean `{close[0]}`?" if close else f"known are {', '.join(known)}"
+            raise UsageError(f"{name}: no card of this name; {guess}")
+    return [known[name] for name in names]
+
+
+def _here(card: Card, file: CardFile) -> bool:
+    """Is a file of the right size there? A shipped file only has to exist: git or an editor may change line ends."""
+    path = card.place(file)
+    return path.is_file() and (card.package is None or path.stat().st_size == file.size)
+
+
+def _stale(card: Card, say: Say) -> Iterator[CardFile]:
+    """The files of a card that are absent, or that are not what the card says."""
+    for file in card.files:
+        path = card.place(file)
+        if path.is_file() and _sha256(path) == file.sha256:
+            say(f"{card.name}: {file.name} is {'in the cache' if card.package else 'shipped'}, sha256 verified")
+        else:
+            yield file
+
+
+@contextlib.contextmanager
+def _workplace(say: Say) -> Generator[Path]:
+    """A temporary folder on the cache's own disk, one fetch at a time; sweeps what a killed fetch left."""
+    scratch = cache_dir() / "fetching"
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        with scratch.with_suffix(".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("another fetch is running; waiting for it to end")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in scratch.iterdir():
+                shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as work:
+                yield Path(work)
+    except OSError as error:
+        what = f"{error.filename or scratch}: {error.strerror or error}"
+        raise UsageError(f"{what}; give it room and rights, or set XDG_CACHE_HOME to another folder") from error
+
+
+def _copied(wanted: tuple[Card, CardFile], source: Path, work: Path, say: Say) -> bool:
+    """Take an already extracted file from the folder, laid out flat, like the wheel or like the cache."""
+    card, file = wanted
+    for layout in (file.name, file.path, card.place(file).relative_to(cache_dir())):
+        path = source / layout
+        if path.is_file() and _sha256(path) == file.sha256:
+            with path.open("rb") as stream:
+                _store(wanted, stream, work, say)
+            return True
+    return False
+
+
+def _download(package: Package, work: Path, say: Say) -> Path:
+    """Let pip, with whatever index and proxy it is configured for, download one wheel without its dependencies."""
+    where, began = f"{package.name} {package.version}", time.monotonic()
+    say(f"{where}: downloading {package.size / 1e6:.1f} MB")
+    pinned = work / "requirements.txt"
+    pinned.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="ascii")
+    # The wheel may ask for a newer Python than ours: it is only unpacked, so 3.12 is claimed.
+    options = "--no-input --no-deps --only-binary :all: --python-version 3.12 --require-hashes"
+    command = [sys.executable, "-m", "pip", "download", *options.split(), "-r", pinned.name, "-d", "."]
+    # Its own TMPDIR: /tmp may be small, and what a killed pip leaves there is swept by the next fetch.
+    env = os.environ | {"TMPDIR": str(work), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    pip = subprocess.run(command, cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if pip.returncode != 0:
+        raise UsageError(f"{where}: {_explain((pip.stdout + pip.stderr).decode(errors='replace'))}")
+    say(f"{where}: downloaded in {time.monotonic() - began:.1f} s")
+    return work
+
+
+def _explain(output: str) -> str:
+    """One line for what pip says in many; addresses are left out, for they may carry credentials."""
+    if "DO NOT MATCH THE HASHES" in output:
+        return "the index offers another file than the pinned one; use `evalrig fetch --from DIR`"
+    said = re.findall(r"^ERROR: (.+)", output, re.MULTILINE) or output.strip().splitlines() or ["it said nothing"]
+    reason = "connection broken" if "connection broken" in output else said[-1]
+    reason = re.sub(r"\S+://\S+|\S+@\S+", "(address)", reason)[:160]
+    remedy = "free some space" if "No space left" in output else "without a registry, use `evalrig fetch --from DIR`"
+    return f"pip failed ({reason}); {remedy}"
+
+
+def _unpack(package: Package, wanted: list[tuple[Card, CardFile]], folder: Path, work: Path, say: Say) -> None:
+    """Extract only the named files of a wheel whose own hash holds."""
+    wheel = folder / package.wheel
+    if not wheel.is_file():
+        names = ", ".join(file.name for _, file in wanted)
+        raise UsageError(f"{folder}: holds neither {package.wheel} nor, as pinned, {names}; put one of them there")
+    if _sha256(wheel) != package.sha256:
+        raise UsageError(f"{wheel}: sha256 is not the pinned one; get {package.name}=={package.version} anew")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for each in wanted:
+                with archive.open(each[1].path) as stream:
+                    _store(each, stream, work, say)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{wheel}: {error.args[0]}; card and wheel do not fit, please report it") from error
+
+
+def _store(wanted: tuple[Card, CardFile], stream: IO[bytes], work: Path, say: Say) -> None:
+    """Write a file beside, verify it while writing, and only then move it to its place in one step."""
+    card, file = wanted
+    partial, place, digest = work / file.name, card.place(file), hashlib.sha256()
+    with partial.open("wb") as out:
+        while out.tell() <= file.size and (chunk := stream.read(1 << 20)):
+            out.write(chunk)
+            digest.update(chunk)
+        out.flush()
+        os.fsync(out.fileno())
+    if digest.hexdigest() != file.sha256 or partial.stat().st_size != file.size:
+        raise UsageError(f"{card.name}: {file.path} is not what the card says; nothing was kept, please report it")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial.replace(place)
+    say(f"{card.name}: {file.name} ready, {file.size / 1e6:.1f} MB")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
