@@ -1,0 +1,148 @@
+"""The paged KV cache: pages of 16 tokens, each with an owner and a generation, handed out to sequences and checked at every step."""
+
+from collections.abc import Sequence as Series
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalrig.refengine.arrays import F32, I64
+from evalrig.refengine.formats import KvFormat
+from evalrig.refengine.model import Architecture
+
+PAGE = 16
+"""Tokens a page."""
+NOBODY = -1
+
+
+class PageTagError(RuntimeError):
+    """A sequence was about to touch a page that is not its own, or not the generation it was given: the numbers would be wrong."""
+
+
+class OutOfPages(RuntimeError):
+    """The pool cannot promise the pages asked for now."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CachedSequence:
+    """One sequence's claim on the cache. Made by `PagedCache.open`, void after `PagedCache.close`."""
+
+    identity: int
+    """Never used twice; the owner tag of its pages."""
+    row: int
+    """Its line in the page table."""
+    reserved: int
+    """Pages promised at admission."""
+    length: int = 0
+    """Tokens whose keys and values are in the cache."""
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // PAGE)
+
+
+class PagedCache:
+    """Keys and values of all sequences, in physical pages of one pool.
+
+    A sequence's pages are reserved when it is opened and taken when it grows, so a running sequence never runs out. Each page's
+    tag is (owner, generation); the generation counts how often the page was handed out, so that a stale table entry is caught
+    even if the page went back to the same owner.
+    """
+
+    def __init__(self, architecture: Architecture, kv_format: KvFormat, *, pages: int, rows: int, context: int) -> None:
+        """A pool of `pages` pages for at most `rows` sequences of at most `context` tokens."""
+        shape = (pages, PAGE, architecture.kv_heads, architecture.head_dim)
+        self.format = kv_format
+        self.pages = pages
+        self.scales: F32 = np.ones((architecture.layers, 2, architecture.kv_heads, 1), np.float32)
+        """[layer, keys | values, head, 1]: what a value is divided by before it is rounded to the format."""
+        self.owner_and_generation: I64 = np.zeros((pages, 2), np.int64)
+        self.owner_and_generation[:, 0] = NOBODY
+        self._pool: F32 = np.zeros((architecture.layers, 2, *shape), np.float32)
+        self._table: I64 = np.full((rows, pages_for(context)), -1, np.int64)
+        self._expected: I64 = np.full((rows, pages_for(context)), -1, np.int64)
+        self._gathered: F32 = np.empty((2, pages_for(context), *shape[1:]), np.float32)
+        self._columns: I64 = np.arange(pages_for(context))
+        self._free = list(range(pages))[::-1]
+        self._rows = list(range(rows))[::-1]
+        self._reserved = 0
+        self._identity = 0
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that hold tokens now."""
+        return self.pages - len(self._free)
+
+    @property
+    def reserved_pages(self) -> int:
+        """Pages promised to open sequences, whether used yet or not."""
+        return self._reserved
+
+    def open(self, tokens: int) -> CachedSequence:
+        """A new sequence that may grow to `tokens` tokens. OutOfPages when pages or rows are lacking now."""
+        need = pages_for(tokens)
+        if not self._rows or self._reserved + need > self.pages or need > len(self._columns):
+            raise OutOfPages(f"{need} pages asked for, {self.pages - self._reserved} of {self.pages} not promised")
+        self._reserved += need
+        self._identity += 1
+        return CachedSequence(identity=self._identity, row=self._rows.pop(), reserved=need)
+
+    def close(self, sequence: CachedSequence) -> None:
+        """Gives the sequence's pages and its promise back."""
+        held = self._table[sequence.row, : pages_for(sequence.length)]
+        held = self._table[sequence.row][self._table[sequence.row] >= 0]
+        self.owner_and_generation[held, 0] = NOBODY
+        self._free.extend(held.tolist()[::-1])
+        self._table[sequence.row] = -1
+        self._expected[sequence.row] = -1
+        self._rows.append(sequence.row)
+        self._reserved -= sequence.reserved
+        sequence.reserved = 0
+
+    def grow(self, sequence: CachedSequence, tokens: int) -> None:
+        """Takes pages so that the sequence can hold `tokens` tokens in all. OutOfPages beyond its promise."""
+        first, end = pages_for(sequence.length), pages_for(tokens)
+        if end > sequence.reserved:
+            raise OutOfPages(f"sequence {sequence.identity} was promised {sequence.reserved} pages and asks for {end}")
+        for column in range(first, end):
+            if self._table[sequence.row, column] >= 0:
+                continue  # taken by a step that failed before the sequence's length moved on
+            page = self._free.pop()
+            self.owner_and_generation[page, 0] = sequence.identity
+            self.owner_and_generation[page, 1] += 1
+            self._table[sequence.row, column] = page
+            self._expected[sequence.row, column] = _tag(sequence.identity, self.owner_and_generation[page, 1])
+
+    def check(self, sequences: Series[CachedSequence], ends: Series[int]) -> None:
+        """PageTagError unless every page that `sequences` touch up to `ends` tokens carries their own tag."""
+        counts = np.array([pages_for(end) for end in ends])
+        rows, width = np.array([sequence.row for sequence in sequences]), int(counts.max())
+        tags = self.owner_and_generation[self._table[rows, :width]]
+        right = _tag(tags[..., 0], tags[..., 1]) == self._expected[rows, :width]
+        right |= self._columns[:width] >= counts[:, None]
+        if not right.all():
+            bad = [sequences[index].identity for index in np.flatnonzero(~right.all(axis=1))]
+            raise PageTagError(f"pages of sequences {bad} carry a foreign owner or generation")
+
+    def slots(self, rows: I64, positions: I64) -> tuple[I64, I64]:
+        """Page and place in it of each (table row, position), both [n]."""
+        return self._table[rows, positions // PAGE], positions % PAGE
+
+    def write(self, layer: int, slots: tuple[I64, I64], keys: F32, values: F32) -> None:
+        """Rounds keys and values [n, kv_heads, head_dim] to the format and stores them at `slots`."""
+        for which, fresh in enumerate((keys, values)):
+            scale = self.scales[layer, which]
+            self._pool[layer, which][slots] = self.format.round(fresh / scale) * scale
+
+    def read(self, layer: int, sequence: CachedSequence, length: int) -> tuple[F32, F32]:
+        """Keys [kv_heads, head_dim, length] and values [kv_heads, length, head_dim]; valid until the next read."""
+        pages = self._table[sequence.row, : pages_for(length)]
+        keys, values = self._gathered[:, : len(pages)]
+        np.take(self._pool[layer, 0], pages, axis=0, out=keys, mode="clip")
+        np.take(self._pool[layer, 1], pages, axis=0, out=values, mode="clip")
+        flat = (-1, *keys.shape[2:])
+        return keys.reshape(flat)[:length].transpose(1, 2, 0), values.reshape(flat)[:length].transpose(1, 0, 2)
+
+
+def _tag(owner: I64, generation: I64) -> I64:
+    return owner << 32 | generation

@@ -1,0 +1,248 @@
+"""The engine put together: model, tokenizer, cache, scheduler, and what it says about itself."""
+
+import importlib.metadata
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_info
+
+from evalrig.errors import UsageError
+from evalrig.refengine.cache import PAGE, PagedCache
+from evalrig.refengine.chat_template import ChatTemplate
+from evalrig.refengine.exactness import batch_invariant
+from evalrig.refengine.formats import KV_FORMATS, WEIGHT_FORMATS, KvFormat
+from evalrig.refengine.gguf_file import GgufFile, open_gguf
+from evalrig.refengine.model import Architecture, Model, load_model, read_architecture
+from evalrig.refengine.requests import Limits
+from evalrig.refengine.scheduler import Scheduler
+from evalrig.refengine.step import BLOCK, EXACT_ROWS, Stepper
+from evalrig.refengine.tokenizer import Tokenizer
+
+DEFAULT_POOL_BYTES = 180 << 20
+"""8192 tokens of a 135M model's BF16 cache; its FP8 cache holds 16384 tokens in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the engine is started with."""
+
+    model: Path
+    weights: str = "bf16"
+    kv_cache: str = "bf16"
+    kv_scale: float = 1.0
+    """What keys and values are divided by before they are rounded to the cache's format."""
+    pool_bytes: int = DEFAULT_POOL_BYTES
+    """Size of the KV pool, in bytes of the cache's format."""
+    context: int | None = None
+    """Longest sequence in tokens; None: the model's, or what the pool holds."""
+    max_running: int = 48
+    """Most requests in a step."""
+    chunk: int = 256
+    """Most tokens in a step."""
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A loaded, running engine."""
+
+    settings: Settings
+    file: GgufFile
+    model: Model
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    cache: PagedCache
+    scheduler: Scheduler
+    limits: Limits
+    exact_holds: bool
+    """The self-check at start found results independent of the batch, bit by bit."""
+    load_seconds: float
+
+    @property
+    def name(self) -> str:
+        """The served model's name: the file's, without its ending."""
+        return self.settings.model.stem
+
+    def gauges(self) -> dict[str, float]:
+        """The engine's present state, under SGLang's metric names."""
+        load, counters = self.scheduler.load(), self.scheduler.counters
+        capacity, used = self.cache.pages * PAGE, self.cache.used_pages * PAGE
+        return {
+            "num_running_reqs": load.running,
+            "num_queue_reqs": load.waiting,
+            "num_used_tokens": used,
+            "kv_used_tokens": used,
+            "kv_available_tokens": capacity - used,
+            "token_usage": used / capacity,
+            "max_total_num_tokens": capacity,
+            "cache_hit_rate": 0.0,
+            "gen_throughput": counters.generation_rate if load.running else 0.0,
+            "weight_memory_usage_gb": self.model.weight_bytes / 1e9,
+            "kv_cache_memory_usage_gb": capacity * self.kv_bytes_per_token / 1e9,
+        }
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that a token takes in the cache, in its format."""
+        return _bytes_per_token(self.model.architecture, self.cache.format)
+
+    def server_info(self) -> dict[str, Any]:
+        """What the engine is: the body of `/server_info`. Bytes are those of the stated formats."""
+        shape, settings, capacity = self.model.architecture, self.settings, self.cache.pages * PAGE
+        return {
+            "engine": "refengine",
+            "version": _version(),
+            "status": "ready",
+            "model_path": str(settings.model),
+            "served_model_name": self.name,
+            "tokenizer_path": str(settings.model),
+            "model_sha256": self.file.sha256,
+            "architecture": shape.family,
+            "weights": settings.weights,
+            "quantization_recipe": WEIGHT_FORMATS[settings.weights].recipe,
+            "weight_bytes": self.model.weight_bytes,
+            "kv_cache_dtype": settings.kv_cache,
+            "kv_cache_recipe": self.cache.format.recipe,
+            "kv_scale": settings.kv_scale,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "kv_pool_bytes": capacity * self.kv_bytes_per_token,
+            "max_total_num_tokens": capacity,
+            "page_size": PAGE,
+            "context_length": self.limits.context,
+            "max_req_input_len": min(self.limits.context, capacity),
+            "max_running_requests": settings.max_running,
+            "chunked_prefill_size": settings.chunk,
+            "disable_radix_cache": True,
+            "vocab_size": shape.vocabulary,
+            "tokenizer_sha256": self.tokenizer.sha256,
+            "chat_template_sha256": self.template.sha256,
+            "eos_token_ids": list(self.tokenizer.end_ids),
+            "output_logprobs": "of temperature 1, whatever the temperature",
+            "exact": {"requested": settings.exact, "holds": self.exact_holds},
+            **_environment(),
+            "startup_time": {"load_weight": self.load_seconds},
+            "internal_states": [self._state(capacity)],
+        }
+
+    def _state(self, capacity: int) -> dict[str, Any]:
+        return {
+            "kv_cache_dtype": self.settings.kv_cache,
+            "effective_max_running_requests_per_dp": self.settings.max_running,
+            "last_gen_throughput": self.scheduler.counters.generation_rate,
+            "memory_usage": {
+                "weight": self.model.weight_bytes / 1e9,
+                "kvcache": capacity * self.kv_bytes_per_token / 1e9,
+                "token_capacity": capacity,
+                "token_capacity_swa": None,
+            },
+        }
+
+    def model_info(self) -> dict[str, Any]:
+        """The body of `/model_info`."""
+        return {
+            "model_path": str(self.settings.model),
+            "served_model_name": self.name,
+            "tokenizer_path": str(self.settings.model),
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": "default",
+            "load_format": "gguf",
+            "reasoning_parser": None,
+            "tool_call_parser": None,
+            "disaggregation_mode": "null",
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "model_type": self.model.architecture.family,
+            "architectures": ["LlamaForCausalLM"],
+        }
+
+
+def start_engine(settings: Settings) -> Engine:
+    """Loads the model, checks exactness and starts the compute thread. UsageError says what in `settings` cannot be had."""
+    began = time.perf_counter()
+    file = open_gguf(settings.model)
+    shape, kv_format = read_architecture(file), KV_FORMATS[settings.kv_cache]
+    pages = settings.pool_bytes // (PAGE * _bytes_per_token(shape, kv_format))
+    if pages < 1:
+        raise UsageError(
+            f"--kv-pool-bytes {settings.pool_bytes}: less than a page of {PAGE} tokens; give at least 16 MB"
+        )
+    if settings.chunk < BLOCK or settings.max_running < 1:
+        raise UsageError(f"--chunk must be at least {BLOCK} and --max-running at least 1")
+    context = _context(settings, shape, pages)
+    model, tokenizer = load_model(file, WEIGHT_FORMATS[settings.weights]), Tokenizer(file)
+    cache = PagedCache(shape, kv_format, pages=pages, rows=settings.max_running, context=context)
+    cache.scales[:] = settings.kv_scale
+    stepper = Stepper(model, cache, context=context, exact=settings.exact)
+    holds = _self_check(settings, shape, kv_format, stepper, model)
+    scheduler = Scheduler(stepper, cache, tokenizer, chunk=settings.chunk)
+    scheduler.start()
+    return Engine(
+        settings=settings,
+        file=file,
+        model=model,
+        tokenizer=tokenizer,
+        template=_template(file, tokenizer),
+        cache=cache,
+        scheduler=scheduler,
+        limits=Limits(tokenizer=tokenizer, context=context, pages=pages),
+        exact_holds=holds,
+        load_seconds=time.perf_counter() - began,
+    )
+
+
+def _self_check(settings: Settings, shape: Architecture, kv_format: KvFormat, stepper: Stepper, model: Model) -> bool:
+    """Runs the check on a small cache of its own, so that it neither needs room in the real one nor leaves traces there."""
+    cache = PagedCache(shape, kv_format, pages=16, rows=8, context=256)
+    cache.scales[:] = settings.kv_scale
+    return batch_invariant(Stepper(model, cache, context=256, exact=stepper.pad == EXACT_ROWS), cache, shape.vocabulary)
+
+
+def _context(settings: Settings, shape: Architecture, pages: int) -> int:
+    if settings.context is None:
+        return min(shape.context, pages * PAGE)
+    if not 1 <= settings.context <= shape.context:
+        raise UsageError(f"--context-length {settings.context}: the model was trained for 1 to {shape.context} tokens")
+    return settings.context
+
+
+def _bytes_per_token(shape: Architecture, kv_format: KvFormat) -> int:
+    return shape.kv_values * kv_format.value_bytes
+
+
+def _template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate:
+    source = str(
+        file.metadata.get("tokenizer.chat_template", "{{ raise_exception('this model has no chat template') }}")
+    )
+    special = {
+        f"{kind}_token": tokenizer.token(int(file.metadata[f"tokenizer.ggml.{kind}_token_id"]))
+        for kind in ("bos", "eos")
+        if f"tokenizer.ggml.{kind}_token_id" in file.metadata
+    }
+    return ChatTemplate(source, special_tokens=special)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("evalrig")
+    except importlib.metadata.PackageNotFoundError:
+        return "checkout"  # run from a source tree that was never installed
+
+
+def _environment() -> dict[str, Any]:
+    """What the arithmetic runs on: the last bits of every number depend on it."""
+    blas = next((found for found in threadpool_info() if found["user_api"] == "blas"), {})
+    return {
+        "numpy_version": np.__version__,
+        "blas": {
+            "library": blas.get("internal_api"),
+            "version": blas.get("version"),
+            "kernel": blas.get("architecture"),
+            "threads": blas.get("num_threads"),
+        },
+        "threads": threading.active_count(),
+    }

@@ -1,0 +1,79 @@
+"""A GGUF file, opened and checked: metadata as plain values, tensors as float32 in [out, in] order."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, dequantize
+from gguf.gguf_reader import ReaderTensor
+
+from evalrig.errors import UsageError
+from evalrig.refengine.arrays import F32
+
+READABLE_TYPES = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufFile:
+    """One opened file; the tensors' bytes stay mapped until they are asked for."""
+
+    path: Path
+    sha256: str
+    """Digest of the whole file, hexadecimal."""
+    metadata: Mapping[str, Any]
+    """Key to value: numbers, booleans, strings, or lists of them."""
+    tensors: Mapping[str, ReaderTensor]
+
+    def require(self, key: str) -> Any:
+        """The metadata value of `key`; UsageError when the file has none."""
+        if key not in self.metadata:
+            raise UsageError(f"{self.path}: the GGUF file has no metadata key {key!r}; convert the model again")
+        return self.metadata[key]
+
+    def tensor(self, name: str) -> F32:
+        """The tensor `name`, dequantised: [out, in] for a matrix, [n] for a vector. UsageError when there is none."""
+        if name not in self.tensors:
+            raise UsageError(f"{self.path}: the GGUF file has no tensor {name!r}; convert the model again")
+        stored = self.tensors[name]
+        return np.asarray(dequantize(stored.data, stored.tensor_type), dtype=np.float32)
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Opens and checks the file at `path`.
+
+    Raises UsageError when it is missing, cut short, no GGUF file, or holds a tensor type this engine cannot read.
+    """
+    if not path.is_file():
+        raise UsageError(
+            f"{path}: no such model file; give the path of a .gguf file (`evalrig fetch` downloads the default one)"
+        )
+    with path.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise UsageError(f"{path}: not a GGUF file (it does not start with the letters GGUF)")
+        stream.seek(0)
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        reader = GGUFReader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+    # The reader maps the file and slices it: past the end of a cut file it fails in any of these ways.
+    except (ValueError, IndexError, KeyError, TypeError, UnicodeDecodeError, OverflowError) as error:
+        raise UsageError(f"{path}: the GGUF file is cut short or damaged ({error}); fetch it again") from error
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    for tensor in tensors.values():
+        if tensor.tensor_type.name not in READABLE_TYPES:
+            known = ", ".join(sorted(READABLE_TYPES))
+            raise UsageError(f"{path}: tensor {tensor.name} is {tensor.tensor_type.name}; this engine reads {known}")
+    return GgufFile(path=path, sha256=digest, metadata=metadata, tensors=tensors)
+
+
+def undo_rotary_permutation(weight: F32, heads: int) -> F32:
+    """Rows of a query or key matrix [heads * head_dim, in] in the order of the original checkpoint.
+
+    For the llama architecture, llama.cpp's converter interleaves the two halves of each head, because its rotary embedding
+    turns neighbouring pairs; ours turns element i with element i + head_dim / 2.
+    """
+    rows, columns = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
