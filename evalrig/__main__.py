@@ -1,0 +1,7 @@
+"""`python -m evalrig`."""
+
+import sys
+
+from evalrig.cli import main
+
+sys.exit(main())

@@ -1,0 +1,177 @@
+"""From the names in a run file to objects. Nothing is started: a wrong name costs a second here, not an hour of GPU."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from evalrig import fetch
+from evalrig.config.load import dump, options, tree
+from evalrig.config.schema import RunConfig, VariantConfig
+from evalrig.engine import Capabilities, Engine, Launch
+from evalrig.errors import UsageError
+from evalrig.gate import Gate
+from evalrig.plan import Plan, SuiteFacts, choose, make_plan
+from evalrig.plugins import find, make
+from evalrig.runner import Runner
+from evalrig.suite import Suite
+from evalrig.types import AGAIN, REFERENCE, Sample, Variant
+
+Role = Literal["reference", "candidate", "again"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """Everything a run needs, found and checked."""
+
+    plan: Plan
+    text: str
+    """The resolved run file as it will be stored."""
+    suites: Mapping[str, Suite]
+    samples: Mapping[str, tuple[Sample, ...]]
+    runner: Runner
+    engine: Callable[[Variant, Path], Engine]
+    """A fresh engine of a variant, with its log; not started."""
+    output: Path
+
+
+def assemble(config: RunConfig, say: Callable[[str], None]) -> Rig:
+    """Find every kind, fetch what is missing, choose the samples, plan.
+
+    Raises:
+        UsageError: something named in the run file is not there or cannot do what is asked.
+    """
+    kind = find("engines", config.engine.kind, Engine, "engine.kind")
+    variants = _variants(config, kind)
+    suites = {name: _suite(name, config) for name in config.suites}
+    _gates_fit(config, suites)
+    for name, suite in suites.items():
+        _refuse_beyond(name, suite.needs(), kind.capabilities, config.engine.kind)
+    runner = find("runners", config.runner.kind, Runner, "runner.kind")
+    wanted = {card for suite in suites.values() for card in suite.content}
+    wanted |= {card for variant in variants for card in kind.content(variant)}
+    for variant in variants:
+        kind.resolve(variant, options(variant.options, kind.Options, _where(variant)), _where(variant))
+    if absent := fetch.missing(sorted(wanted)):
+        fetch.fetch(absent, None, say)
+    samples = {name: _samples(name, suite, config) for name, suite in suites.items()}
+    text = dump(config)
+    facts = {name: _facts(config.suites[name].kind, suite, samples[name]) for name, suite in suites.items()}
+    plan = make_plan(config, text, tree(config), variants, facts)
+    plan = replace(plan, gates=tuple(replace(gate, options=_gate_options(gate.name, config)) for gate in plan.gates))
+
+    def engine(variant: Variant, log: Path) -> Engine:
+        launch = Launch(
+            log=log,
+            start_seconds=config.engine.start_seconds,
+            request_seconds=config.engine.request_seconds,
+            connections=4 * config.runner.concurrency,
+        )
+        return make(kind, variant, options(variant.options, kind.Options, _where(variant)), launch)
+
+    return Rig(
+        plan=plan,
+        text=text,
+        suites=suites,
+        samples=samples,
+        runner=make(runner, config.runner.engines, config.runner.concurrency),
+        engine=engine,
+        output=Path(config.output).expanduser(),
+    )
+
+
+def _variants(config: RunConfig, kind: type[Engine]) -> list[Variant]:
+    candidates = [_variant(name, "candidate", candidate, config, kind) for name, candidate in config.candidates.items()]
+    reference = _variant(REFERENCE, "reference", config.reference, config, kind)
+    return [reference, *candidates, _variant(AGAIN, "again", config.reference, config, kind)]
+
+
+def _variant(name: str, role: Role, config: VariantConfig, run: RunConfig, kind: type[Engine]) -> Variant:
+    where = _where_of(name, role)
+    checked = options({**run.engine.options, **config.args}, kind.Options, f"{where}.args")
+    expect = {key: value for key, value in asdict(config.expect).items() if value}
+    return Variant(
+        name=name,
+        role=role,
+        engine=run.engine.kind,
+        weights=config.weights or run.reference.weights,
+        expect=expect,
+        options=asdict(checked),
+    )
+
+
+def _where(variant: Variant) -> str:
+    return _where_of(variant.name, variant.role)
+
+
+def _where_of(name: str, role: Role) -> str:
+    return f"candidates.{name}" if role == "candidate" else REFERENCE
+
+
+def _suite(name: str, config: RunConfig) -> Suite:
+    chosen = config.suites[name]
+    kind = find("suites", chosen.kind, Suite, f"suites.{name}.kind")
+    return make(kind, name, options(chosen.options, kind.Options, f"suites.{name}.options"))
+
+
+def _gates_fit(config: RunConfig, suites: Mapping[str, Suite]) -> None:
+    """Every gate finds the metric it judges."""
+    for name, gate in config.gates.items():
+        kind = find("gates", gate.kind, Gate, f"gates.{name}.kind")
+        if gate.suite not in suites:
+            continue
+        metrics = {metric.name: metric for metric in suites[gate.suite].metrics}
+        fitting = [m for m, metric in metrics.items() if kind.accepts(metric)]
+        if gate.metric not in fitting:
+            known = (
+                f"of {gate.suite}: {', '.join(fitting)}" if fitting else f"no metric of {gate.suite} fits `{gate.kind}`"
+            )
+            raise UsageError(f"gates.{name}.metric: no metric {gate.metric!r}; {known}")
+        if metrics[gate.metric].kind == "binary" and gate.margin >= 1:
+            raise UsageError(f"gates.{name}.margin: {gate.margin} of a share is everything; 0.05 means five points")
+
+
+def _gate_options(name: str, config: RunConfig) -> dict[str, Any]:
+    gate = config.gates[name]
+    kind = find("gates", gate.kind, Gate, f"gates.{name}.kind")
+    return asdict(options(gate.options, kind.Options, f"gates.{name}.options"))
+
+
+def _refuse_beyond(name: str, needs: Capabilities, has: Capabilities, engine: str) -> None:
+    """A suite that needs more than the engine can do is refused before anything starts."""
+    lacks = [
+        words
+        for short, words in (
+            (needs.prompt_logprobs and not has.prompt_logprobs, "logprobs of given tokens"),
+            (
+                has.top_logprobs != -1 and not 0 <= needs.top_logprobs <= has.top_logprobs,
+                f"top-{needs.top_logprobs} lists",
+            ),
+            (needs.seed and not has.seed, "seeded sampling"),
+        )
+        if short
+    ]
+    if lacks:
+        raise UsageError(
+            f"suites.{name}: engine `{engine}` cannot give {', '.join(lacks)}; leave the suite out or change the engine"
+        )
+
+
+def _samples(name: str, suite: Suite, config: RunConfig) -> tuple[Sample, ...]:
+    limit = config.suites[name].samples
+    samples = suite.samples()
+    if not samples:
+        raise UsageError(f"suites.{name}: no samples; nothing measured is not a pass")
+    if limit is not None and limit > len(samples):
+        raise UsageError(f"suites.{name}.samples: {limit} asked, {len(samples)} are there; lower it")
+    if len({sample.id for sample in samples}) < len(samples):
+        raise UsageError(f"suites.{name}: sample ids repeat; each sample needs its own")
+    for sample in samples:
+        if not re.fullmatch(r"\w[\w.-]*", sample.id):
+            raise UsageError(f"suites.{name}: sample id {sample.id!r}; use letters, digits, `.`, `_`, `-`")
+    return tuple(choose(samples, limit, config.seed, name))
+
+
+def _facts(kind: str, suite: Suite, samples: tuple[Sample, ...]) -> SuiteFacts:
+    return SuiteFacts(kind=kind, family=suite.family, metrics=suite.metrics, traced=suite.traced, samples=samples)

@@ -1,0 +1,179 @@
+"""From a run file to a checked `RunConfig`. The only module that knows Hydra and YAML."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from evalrig.config import schema
+from evalrig.config.schema import RunConfig
+from evalrig.content import content_dir
+from evalrig.errors import UsageError
+
+T = TypeVar("T")
+
+
+def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Compose a run file and check it.
+
+    Groups (`engine/`, `suite/`, `gate/`) are searched beside the file first, then among the shipped ones.
+
+    Raises:
+        UsageError: one line that names the file, the key path and the remedy.
+    """
+    import yaml
+    from hydra import compose, initialize_config_dir  # 0.4 s: not at import
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    _look(path, overrides)
+    ConfigStore.instance().store(name="schema", node=RunConfig)
+    shipped = f"hydra.searchpath=['file://{content_dir('conf')}']"
+    try:
+        with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
+            tree = compose(path.stem, [shipped, *overrides])
+        if OmegaConf.get_type(tree) is not RunConfig:
+            raise UsageError(f"{path}: unchecked keys; put `- schema` first under `defaults:`")
+        if missing := sorted(OmegaConf.missing_keys(tree)):
+            raise UsageError(f"{path}: no value for {', '.join(f'`{key}`' for key in missing)}; give it in the file")
+        run = cast(RunConfig, OmegaConf.to_object(tree))
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UsageError(f"{path}: {_explain(error)}") from error
+    _check(run, path)
+    return run
+
+
+def options(raw: Mapping[str, Any], owner: type[T], where: str) -> T:
+    """A plugin's options, checked by the plugin's own dataclass `owner`; `where` leads the error."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        tree = OmegaConf.merge(OmegaConf.structured(owner), dict(raw))
+        if missing := sorted(OmegaConf.missing_keys(tree)):
+            raise UsageError(f"{where}.{missing[0]}: no value; give it in the run file")
+        return cast(T, OmegaConf.to_object(tree))
+    except OmegaConfBaseException as error:
+        text = _explain(error, owner)
+        raise UsageError(f"{where}.{text}" if getattr(error, "full_key", None) else f"{where}: {text}") from error
+
+
+def tree(config: RunConfig) -> dict[str, Any]:
+    """The config as plain dicts, ready for JSON."""
+    return asdict(config)
+
+
+def dump(config: RunConfig) -> str:
+    """The resolved run file: loads again to an equal config, and can be run as it is."""
+    import yaml
+
+    body = yaml.safe_dump(tree(config), sort_keys=False, allow_unicode=True, width=120)
+    return f"# Resolved by evalrig; every key as it was used.\ndefaults: [schema, _self_]\n{body}"
+
+
+def parse(text: str) -> Any:
+    """Safe-loaded YAML; None for an empty text."""
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+def _look(path: Path, overrides: Sequence[str]) -> None:
+    if not path.is_file():
+        near = (
+            get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], 1)
+            if path.parent.is_dir()
+            else []
+        )
+        raise UsageError(f"{path}: no such run file" + (f"; did you mean `{path.with_name(near[0])}`?" if near else ""))
+    if path.suffix != ".yaml":
+        raise UsageError(f"{path}: a run file ends in `.yaml`; rename it")
+    for item in overrides:
+        if "=" not in item:
+            raise UsageError(f"{item!r}: not an override; write key=value, for example seed=3")
+
+
+def _explain(error: Exception, owner: type | None = None) -> str:
+    """One line out of Hydra's five: where, key, what, closest key."""
+    inner = error.__cause__ or error.__context__ or error  # overrides chain by cause, files by context
+    if not (hasattr(inner, "full_key") or hasattr(error, "full_key")) and not str(inner):
+        inner = error
+    text = str(inner).split("\n    full_key:")[0]
+    key = getattr(inner, "full_key", None)
+    where = re.match(r"In '(.+?)': \w+ raised", str(error))
+    if unknown := re.search(r"Key '([\w.-]+)' not in '(\w+)'", text):
+        kind = owner or getattr(schema, unknown[2], None)
+        known = [f.name for f in fields(kind)] if is_dataclass(kind) else []
+        close = get_close_matches(unknown[1], known, 1)
+        text = f"no such key; did you mean `{close[0]}`?" if close else f"no such key; known: {', '.join(known)}"
+    elif "sweep" in text.lower() or "--multirun" in text:
+        text = "a list of values is not an override; repeat with `epochs`, or write one run file a value"
+    text = re.sub(r"\s*\n\s*", " ", text).strip()
+    return " ".join(filter(None, [f"in {where[1]}.yaml:" if where else "", f"{key}:" if key else "", text]))
+
+
+def _check(run: RunConfig, path: Path) -> None:
+    """Ranges and cross references; all faults at once, with their key paths."""
+    faults = [*_faults_of_values(run), *_faults_of_names(run)]
+    if faults:
+        raise UsageError(f"{path}: " + "; ".join(faults))
+
+
+def _faults_of_values(run: RunConfig) -> list[str]:
+    rules: list[tuple[bool, str]] = [
+        (
+            bool(re.fullmatch(r"[A-Za-z0-9][\w.-]*", run.name)),
+            f"name is {run.name!r}; use letters, digits, `.`, `_`, `-`",
+        ),
+        (0 < run.alpha <= 0.25, f"alpha is {run.alpha}; one-sided, between 0 and 0.25"),
+        (bool(run.candidates), "candidates is empty; name at least one"),
+        (bool(run.suites), "suites is empty; name at least one"),
+        (bool(run.reference.weights), "reference.weights is empty; give a path or the name of a fetched model"),
+        (run.runner.engines >= 1, f"runner.engines is {run.runner.engines}; 1 is the least"),
+        (run.runner.concurrency >= 1, f"runner.concurrency is {run.runner.concurrency}; 1 is the least"),
+        (run.engine.start_seconds > 0, f"engine.start_seconds is {run.engine.start_seconds}; it must be above 0"),
+        (run.engine.request_seconds > 0, f"engine.request_seconds is {run.engine.request_seconds}; it must be above 0"),
+    ]
+    for name, suite in run.suites.items():
+        rules += [
+            (suite.epochs >= 1, f"suites.{name}.epochs is {suite.epochs}; 1 is the least"),
+            (suite.samples is None or suite.samples >= 1, f"suites.{name}.samples is {suite.samples}; 1 is the least"),
+            (
+                0 < suite.again <= 1,
+                f"suites.{name}.again is {suite.again}; above 0 (A/A is part of every run), at most 1",
+            ),
+        ]
+    for name, gate in run.gates.items():
+        rules.append((gate.margin > 0, f"gates.{name}.margin is {gate.margin}; a margin is above 0"))
+    return [text for holds, text in rules if not holds]
+
+
+def _faults_of_names(run: RunConfig) -> list[str]:
+    faults: list[str] = []
+    for name in run.candidates:
+        if name.startswith("reference") or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+            faults.append(f"candidates.{name}: not a name for a candidate; use letters, digits, `.`, `_`, `-`")
+    faults += [
+        f"suites.{name}: not a name for a suite; use letters, digits, `.`, `_`, `-`"
+        for name in run.suites
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)
+    ]
+    shipped = {p.stem for p in (content_dir("conf") / "suite").glob("*.yaml")}
+    for name, gate in run.gates.items():
+        if gate.suite not in run.suites and gate.suite not in shipped:
+            close = get_close_matches(gate.suite, [*run.suites, *shipped], 1)
+            hint = (
+                f"; did you mean `{close[0]}`?" if close else f"; known: {', '.join(sorted({*run.suites, *shipped}))}"
+            )
+            faults.append(f"gates.{name}.suite: no suite `{gate.suite}`{hint}")
+    present = [gate for gate in run.gates.values() if gate.suite in run.suites]
+    for name in run.suites:
+        if not any(gate.suite == name for gate in present):
+            faults.append(f"suites.{name}: no gate judges it; add one under `gates:`")
+    if run.suites and not any(gate.gating for gate in present):
+        faults.append("gates: none is gating; no checks is not a pass")
+    return faults

@@ -1,0 +1,152 @@
+"""The embedded engine: `python -m evalrig.refengine` in its own process, spoken to in SGLang's dialect."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from evalrig import fetch
+from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig.errors import EngineError, UsageError
+from evalrig.process import Process
+from evalrig.sglang_wire import Client
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+
+WEIGHTS = ("bf16", "fp8", "int4", "int4-asym", "f32")
+KV_CACHES = ("bf16", "fp8_e4m3", "f32")
+
+
+@dataclass(kw_only=True)
+class RefengineOptions:
+    """Keys of `engine.options` and of a variant's `args`."""
+
+    quantize: str = "bf16"
+    """Format the weights are held to: bf16, fp8 (e4m3, per output channel), int4 (symmetric, groups of 32), int4-asym, f32."""
+    kv_cache: str = "bf16"
+    """Format the KV cache is held to: bf16, fp8_e4m3, f32."""
+    kv_scale: float = 1.0
+    """FP8 scale of keys and values."""
+    kv_pool_mb: int = 256
+    """Bytes of the KV pool, in the format's own size."""
+    context_length: int = 2048
+    exact: bool = True
+    """Pad and cut so that results do not depend on the batch, where the BLAS kernel allows it."""
+
+
+class Refengine(Engine):
+    """One refengine server process."""
+
+    Options = RefengineOptions
+    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+
+    def __init__(self, variant: Variant, options: RefengineOptions, launch: Launch) -> None:
+        super().__init__(variant, options, launch)
+        self.options: RefengineOptions = options
+        self._process = Process(variant.name, launch.log)
+        self._client: Client | None = None
+        self._info: dict[str, Any] = {}
+
+    @classmethod
+    def content(cls, variant: Variant) -> tuple[str, ...]:
+        """The model's card, where `weights` is the name of one."""
+        return (variant.weights,) if variant.weights in fetch.cards() else ()
+
+    @classmethod
+    def resolve(cls, variant: Variant, options: RefengineOptions, where: str) -> None:
+        """Weights are there and formats are known."""
+        if options.quantize not in WEIGHTS:
+            raise UsageError(f"{where}.args.quantize: no format {options.quantize!r}; known: {', '.join(WEIGHTS)}")
+        if options.kv_cache not in KV_CACHES:
+            raise UsageError(f"{where}.args.kv_cache: no format {options.kv_cache!r}; known: {', '.join(KV_CACHES)}")
+        if not cls.content(variant) and not Path(variant.weights).expanduser().is_file():
+            raise UsageError(
+                f"{where}.weights: no model file {variant.weights!r}; give a GGUF file, or one of: {', '.join(_models())}"
+            )
+
+    async def start(self) -> None:
+        """Start the server on a port the system chooses, and wait for it."""
+        o = self.options
+        model = (
+            fetch.path_of(self.variant.weights)
+            if self.content(self.variant)
+            else Path(self.variant.weights).expanduser()
+        )
+        port_file = self.launch.log.with_name(f".port-{id(self)}")
+        port_file.unlink(missing_ok=True)
+        argv = [sys.executable, "-m", "evalrig.refengine", "--model", str(model), "--port", "0"]
+        argv += ["--port-file", str(port_file), "--weights", o.quantize, "--kv-cache", o.kv_cache]
+        argv += ["--kv-scale", str(o.kv_scale), "--kv-pool-bytes", str(o.kv_pool_mb << 20)]
+        argv += ["--context-length", str(o.context_length), *([] if o.exact else ["--no-exact"])]
+        await self._process.start(argv)
+
+        async def ready() -> bool:
+            if self._client is None and port_file.is_file() and (port := port_file.read_text().strip()):
+                url = f"http://127.0.0.1:{port}"
+                self._client = Client(self.variant.name, url, self.launch.request_seconds, self.launch.connections)
+            return self._client is not None and await self._client.ready()
+
+        try:
+            await self._process.wait_ready(ready, self.launch.start_seconds)
+        finally:
+            port_file.unlink(missing_ok=True)
+        self._info = await self.client.info("/server_info")
+        self.client.vocabulary = int(self._info["vocab_size"])
+
+    @property
+    def client(self) -> Client:
+        """The connection; there once started."""
+        if self._client is None:
+            raise EngineError(f"{self.variant.name}: the engine was not started")
+        return self._client
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        await self._process.stop()
+
+    def alive(self) -> bool:
+        """See `Engine.alive`."""
+        return self._process.alive()
+
+    async def fingerprint(self) -> Fingerprint:
+        """From `/server_info`."""
+        info = self._info
+        flags = ("kv_scale", "quantization_recipe", "context_length", "page_size", "exact", "blas", "numpy", "threads")
+        return Fingerprint(
+            engine="refengine",
+            version=str(info["version"]),
+            weights=str(info["weights_format"]),
+            kv_cache=str(info["kv_cache_dtype"]),
+            weights_digest=str(info["model_sha256"]),
+            tokenizer_digest=str(info["tokenizer_sha256"]),
+            template_digest=str(info["chat_template_sha256"]),
+            flags={key: info[key] for key in flags if key in info},
+            device="cpu",
+        )
+
+    async def capacity(self) -> Capacity:
+        """From `/server_info`."""
+        return Capacity(
+            kv_tokens=int(self._info["max_total_num_tokens"]),
+            kv_bytes_per_token=float(self._info["kv_bytes_per_token"]),
+            weight_bytes=int(self._info["weight_bytes"]),
+        )
+
+    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """See `Engine.tokenize`."""
+        return await self.client.tokenize(prompt)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        """See `Engine.generate`."""
+        return await self.client.generate(ids, sampling)
+
+    async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """See `Engine.score`."""
+        return await self.client.score(ids, start, top_k)
+
+
+def _models() -> list[str]:
+    return [name for name, card in fetch.cards().items() if card.kind == "model"]

@@ -1,0 +1,125 @@
+"""Answers from a file: for tests, demonstrations, and scoring recorded answers again.
+
+One JSON object a line. The first describes the engine, every other is a question with its answer; the key is
+the question alone, so order does not matter and a question asked twice gets the same answer.
+
+    {"fingerprint": {...}, "capacity": {...}}
+    {"ask": ["tokenize", "some text"], "answer": [1, 2]}
+    {"ask": ["generate", [1, 2], 64, 7], "answer": {"text": "...", "token_ids": [3], "finish": "stop"}}      max tokens, seed
+    {"ask": ["score", [1, 2, 3], 1, 50], "answer": {"logprobs": [...], "top_ids": [[...]], "top_logprobs": [[...]]}}    start, K
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig.errors import EngineError, UsageError
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+
+
+@dataclass(kw_only=True)
+class ReplayOptions:
+    """Keys of a variant's `args`."""
+
+    answers: str = ""
+    """Path of the answers; default: the variant's `weights`."""
+
+
+class _Line(msgspec.Struct):
+    ask: list[Any] = []
+    answer: Any = None
+    fingerprint: Fingerprint | None = None
+    capacity: Capacity | None = None
+
+
+class Replay(Engine):
+    """No process: a dictionary of answers."""
+
+    Options = ReplayOptions
+    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+
+    def __init__(self, variant: Variant, options: ReplayOptions, launch: Launch) -> None:
+        super().__init__(variant, options, launch)
+        self._answers: dict[bytes, Any] | None = None
+        self._fingerprint: Fingerprint | None = None
+        self._capacity = Capacity()
+
+    @classmethod
+    def resolve(cls, variant: Variant, options: ReplayOptions, where: str) -> None:
+        """The file is there."""
+        if not _path(variant, options).is_file():
+            raise UsageError(
+                f"{where}.weights: no answers at {str(_path(variant, options))!r}; give a file of recorded answers"
+            )
+
+    async def start(self) -> None:
+        """Read the answers."""
+        path = _path(self.variant, self.options)
+        answers: dict[bytes, Any] = {}
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                row = msgspec.json.decode(line, type=_Line)
+            except msgspec.MsgspecError as error:
+                raise EngineError(f"{path}: line {number}: {error}; repair or record again") from error
+            if row.fingerprint is not None:
+                self._fingerprint, self._capacity = row.fingerprint, row.capacity or Capacity()
+            else:
+                answers[msgspec.json.encode(row.ask)] = row.answer
+        if self._fingerprint is None:
+            raise EngineError(f"{path}: no line with a `fingerprint`; say which engine these answers come from")
+        self._answers = answers
+
+    async def stop(self) -> None:
+        """Nothing runs."""
+        self._answers = None
+
+    def alive(self) -> bool:
+        """True between start and stop."""
+        return self._answers is not None
+
+    async def fingerprint(self) -> Fingerprint:
+        """As recorded."""
+        if self._fingerprint is None:
+            raise EngineError(f"{self.variant.name}: not started")
+        return self._fingerprint
+
+    async def capacity(self) -> Capacity:
+        """As recorded."""
+        return self._capacity
+
+    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """As recorded, by text or by list of [role, content]."""
+        ask = prompt if isinstance(prompt, str) else [[message.role, message.content] for message in prompt]
+        return tuple(self._answer("tokenize", ask))
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        """As recorded, by prompt, length and seed."""
+        answer = self._answer("generate", list(ids), sampling.max_tokens, sampling.seed)
+        return msgspec.convert({"prompt_tokens": len(ids), **answer}, Completion)
+
+    async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """As recorded, by tokens, start and K."""
+        answer = self._answer("score", list(ids), start, top_k)
+        rows = len(ids) - start
+        top_ids = np.asarray(answer.get("top_ids") or np.zeros((rows, 0)), np.int32)
+        return Scoring(
+            token_ids=np.asarray(ids[start:], np.int32),
+            logprobs=np.asarray([np.nan if x is None else x for x in answer["logprobs"]], np.float32),
+            top_ids=top_ids,
+            top_logprobs=np.asarray(answer.get("top_logprobs") or np.zeros((rows, 0)), np.float32),
+        )
+
+    def _answer(self, *ask: Any) -> Any:
+        key = msgspec.json.encode(ask)
+        if self._answers is None or key not in self._answers:
+            raise EngineError(f"{self.variant.name}: no recorded answer to {key[:120].decode(errors='replace')}")
+        return self._answers[key]
+
+
+def _path(variant: Variant, options: ReplayOptions) -> Path:
+    return Path(options.answers or variant.weights).expanduser()

@@ -1,0 +1,164 @@
+"""From records to what gates judge: pairs by sample id, and distances token by token. Reads the run folder, nothing else."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalrig.analysis.kl import merged_bucket
+from evalrig.gate import AuditRows, Distances, Evidence, Pairs
+from evalrig.plan import Plan, SuitePlan
+from evalrig.records import RunFolder
+from evalrig.tokens import read_tokens
+from evalrig.types import AGAIN, REFERENCE, Metric, Record, State
+
+Columns = Mapping[str, NDArray[Any]]
+ZERO_STATES = (State.REFUSED, State.TRUNCATED)
+"""Model behaviour: score 0, in the denominator."""
+
+
+class Gathered:
+    """A run's records, read once; evidence is taken from them candidate by candidate."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.plan: Plan = folder.plan()
+        self.samples = {suite.name: {s.id: s for s in folder.samples(suite.name)} for suite in self.plan.suites}
+        self.records: dict[tuple[str, str], list[Record]] = {
+            (variant.name, suite.name): folder.records(variant.name, suite.name)
+            for variant in self.plan.variants
+            for suite in self.plan.suites
+        }
+
+    def evidence(self, candidate: str) -> Evidence:
+        """All pairs and distances of one candidate."""
+        pairs = {
+            (suite.name, metric.name): self.pairs(suite, metric, candidate, suite.samples)
+            for suite in self.plan.suites
+            for metric in suite.metrics
+            if metric.kind != "distance"
+        }
+        traced = [suite for suite in self.plan.suites if _has_distance(suite)]
+        distances = {suite.name: self.distances(suite, candidate) for suite in traced}
+        audits = {suite.name: self.audit(suite, candidate) for suite in traced}
+        floors = {suite.name: self.distances(suite, AGAIN) for suite in traced}
+        return Evidence(
+            candidate=candidate,
+            alpha=self.plan.header.alpha,
+            pairs=pairs,
+            distances={name: found for name, found in distances.items() if found is not None},
+            audits={name: found for name, found in audits.items() if found is not None},
+            floors={name: found for name, found in floors.items() if found is not None},
+        )
+
+    def pairs(self, suite: SuitePlan, metric: Metric, arm: str, ids: Sequence[str]) -> Pairs:
+        """Reference and `arm` on the planned samples `ids`, paired by id: a row lost in one arm moves no other."""
+        ordered = tuple(sorted(ids))
+        of = self.samples[suite.name]
+        return Pairs(
+            metric=metric,
+            samples=ordered,
+            clusters=np.array([of[name].cluster or name for name in ordered], dtype=np.str_),
+            reference=self._scores(REFERENCE, suite, metric, ordered),
+            candidate=self._scores(arm, suite, metric, ordered),
+        )
+
+    def _scores(self, arm: str, suite: SuitePlan, metric: Metric, ids: Sequence[str]) -> NDArray[np.float64]:
+        """Mean over epochs by sample; NaN where any epoch is missing, so that an arm cannot drop its bad ones."""
+        found: dict[str, dict[int, float]] = {}
+        for record in self.records[arm, suite.name]:
+            value = _score(record, metric)
+            if value is not None:
+                found.setdefault(record.sample, {})[record.epoch] = value
+        whole = {name: epochs for name, epochs in found.items() if len(epochs) == suite.epochs}
+        return np.array([np.mean(list(whole[name].values())) if name in whole else np.nan for name in ids], np.float64)
+
+    def distances(self, suite: SuitePlan, arm: str) -> Distances | None:
+        """Token by token, where both arms scored the same stream; None where nothing can be compared."""
+        parts: list[Distances] = []
+        for sample, epoch in self._both(suite, arm):
+            reference = read_tokens(tokens_file(self.folder, REFERENCE, suite.name, sample, epoch))
+            candidate = read_tokens(tokens_file(self.folder, arm, suite.name, sample, epoch))
+            if np.array_equal(reference["token"], candidate["token"]):  # unlike streams are a validity finding
+                parts.append(_distances(sample, reference, candidate))
+        if not parts:
+            return None
+        return Distances(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in Distances.__slots__}
+        )
+
+    def audit(self, suite: SuitePlan, arm: str) -> AuditRows | None:
+        """Rows over the whole vocabulary of both arms; None where no position was audited."""
+        reference: list[NDArray[np.float32]] = []
+        candidate: list[NDArray[np.float32]] = []
+        for sample, epoch in self._both(suite, arm):
+            files = [audit_file(self.folder, name, suite.name, sample, epoch) for name in (REFERENCE, arm)]
+            if all(file.is_file() for file in files):
+                left, right = (read_tokens(file) for file in files)
+                if np.array_equal(left["token"], right["token"]):
+                    reference.append(left["vocabulary"])
+                    candidate.append(right["vocabulary"])
+        if not reference:
+            return None
+        return AuditRows(reference=np.concatenate(reference), candidate=np.concatenate(candidate))
+
+    def _both(self, suite: SuitePlan, arm: str) -> list[tuple[str, int]]:
+        """(sample, epoch) that both arms scored, in a fixed order."""
+
+        def scored(name: str) -> set[tuple[str, int]]:
+            return {(r.sample, r.epoch) for r in self.records[name, suite.name] if r.state is State.SCORED}
+
+        return sorted(scored(REFERENCE) & scored(arm))
+
+
+def tokens_file(folder: RunFolder, variant: str, suite: str, sample: str, epoch: int) -> Path:
+    """Top-K rows of one attempt."""
+    path = folder.tokens_path(variant, suite, sample, epoch)
+    return path.with_name(f"{path.name}.parquet")
+
+
+def audit_file(folder: RunFolder, variant: str, suite: str, sample: str, epoch: int) -> Path:
+    """Whole-vocabulary rows of one attempt."""
+    path = folder.tokens_path(variant, suite, sample, epoch)
+    return path.with_name(f"{path.name}.full.parquet")
+
+
+def _has_distance(suite: SuitePlan) -> bool:
+    return any(metric.kind == "distance" for metric in suite.metrics)
+
+
+def _score(record: Record, metric: Metric) -> float | None:
+    if record.state is State.SCORED:
+        return record.scores.get(metric.name)
+    return 0.0 if record.state in ZERO_STATES and metric.kind == "binary" else None
+
+
+def _distances(sample: str, reference: Columns, candidate: Columns) -> Distances:
+    """Rows that hold a NaN on either side keep their place with a NaN distance: validity counts them, nothing hides them."""
+    names = ("top_logprobs", "logprob")
+    broken = np.any(
+        [np.isnan(side[name]).reshape(len(side[name]), -1).any(1) for side in (reference, candidate) for name in names],
+        axis=0,
+    )
+    whole = ~broken
+    rows = merged_bucket(
+        *(side[name][whole] for side in (reference, candidate) for name in ("top_ids", "top_logprobs"))
+    )
+    n = len(broken)
+    return Distances(
+        kl=_spread(rows.kl, whole),
+        prompt=np.full(n, sample, dtype=np.str_),
+        position=np.arange(1, n + 1, dtype=np.int64),
+        tail=_spread(rows.tail_reference, whole),
+        same_top=_spread(rows.top1_same, whole) == 1.0,
+        reference_logprob=reference["logprob"].astype(np.float64),
+        candidate_logprob=candidate["logprob"].astype(np.float64),
+    )
+
+
+def _spread(values: NDArray[Any], whole: NDArray[np.bool_]) -> NDArray[np.float64]:
+    spread = np.full(len(whole), np.nan)
+    spread[whole] = values
+    return spread

@@ -1,0 +1,62 @@
+"""Files attempts into the run folder: token logprobs first, the record last, so that what is recorded is whole."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalrig.engine import Scoring
+from evalrig.evidence import audit_file, tokens_file
+from evalrig.plan import Cell, Plan
+from evalrig.progress import Progress
+from evalrig.records import RunFolder
+from evalrig.runner import Filing
+from evalrig.suite import Attempt
+from evalrig.tokens import write_tokens
+from evalrig.types import Record, Trace
+
+
+class Files(Filing):
+    """Writes to one run folder and moves the progress display."""
+
+    def __init__(self, folder: RunFolder, progress: Progress) -> None:
+        self.folder = folder
+        self.progress = progress
+
+    def attempt(self, record: Record, attempt: Attempt) -> None:
+        """See `Filing.attempt`."""
+        where = (self.folder, record.variant, record.suite, record.sample, record.epoch)
+        if attempt.tokens is not None:
+            rows = attempt.tokens
+            columns = {"token": rows.token_ids, "logprob": rows.logprobs}
+            write_tokens(tokens_file(*where), {**columns, "top_ids": rows.top_ids, "top_logprobs": rows.top_logprobs})
+        if attempt.audit is not None:
+            write_tokens(audit_file(*where), {"token": attempt.audit.token_ids, "vocabulary": _in_order(attempt.audit)})
+        self.folder.append(record)
+        self.progress.step(record.suite)
+
+    def trace(self, suite: str, trace: Trace) -> None:
+        """See `Filing.trace`."""
+        self.folder.append_trace(suite, trace)
+        self.progress.step(f"{suite} (reference answers)")
+
+    def traces(self, plan: Plan) -> dict[tuple[str, str, int], Trace]:
+        """What a resumed run already holds."""
+        return {(s.name, t.sample, t.epoch): t for s in plan.suites if s.traced for t in self.folder.traces(s.name)}
+
+    def counts(self, plan: Plan, left: Mapping[Cell, tuple[str, ...]]) -> tuple[dict[str, int], dict[str, int]]:
+        """Attempts in all and already made, by suite."""
+        totals: dict[str, int] = {}
+        done: dict[str, int] = {}
+        for cell in plan.cells:
+            name = f"{cell.suite} (reference answers)" if cell.stage == "trace" else cell.suite
+            totals[name] = totals.get(name, 0) + len(cell.samples)
+            done[name] = done.get(name, 0) + len(cell.samples) - len(left.get(cell, ()))
+        return totals, done
+
+
+def _in_order(rows: Scoring) -> NDArray[np.float32]:
+    """Whole-vocabulary rows by token id instead of by rank: half the bytes."""
+    ordered = np.full(rows.top_logprobs.shape, -np.inf, np.float32)
+    np.put_along_axis(ordered, rows.top_ids.astype(np.int64), rows.top_logprobs, axis=1)
+    return ordered

@@ -1,0 +1,95 @@
+"""A veto on distance: the candidate's token distribution must not lie further from the reference than the noise floor plus the margin.
+
+It can stop a release and never earns one: near the reference, distance does not predict the direction of accuracy
+(arXiv 2606.19558), so a pass here only means that nothing was found that must stop it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalrig.analysis.kl_excess import Excess, excess
+from evalrig.gate import Distances, Evidence, Gate, outcome_of
+from evalrig.types import Check, CheckOutcome, Estimate, Metric
+
+
+@dataclass(kw_only=True)
+class KlVetoOptions:
+    """Keys of `gates.<name>.options`."""
+
+    warn_ratio: float = 3.0
+    """With `warn_excess`: a distance this many times the floor is said, without failing."""
+    warn_excess: float = 0.005
+
+
+class KlVeto(Gate):
+    """Excess of the mean KL over the reference-against-reference floor, nats per token, clustered by prompt."""
+
+    Options = KlVetoOptions
+
+    @classmethod
+    def accepts(cls, metric: Metric | None) -> bool:
+        """Distances."""
+        return metric is not None and metric.kind == "distance"
+
+    def check(self, evidence: Evidence) -> Check:
+        """See `Gate.check`."""
+        tokens = evidence.distances.get(self.plan.suite)
+        if tokens is None or not len(tokens.kl):
+            return self.undecided("no token was scored in both arms")
+        if np.isnan(tokens.kl).any():
+            return self.undecided(f"{int(np.isnan(tokens.kl).sum())} tokens have no number for their distance")
+        floor = evidence.floors.get(self.plan.suite)
+        floor_kl = floor.kl if floor else np.zeros(0)
+        floor_prompt = floor.prompt if floor else np.zeros(0, tokens.prompt.dtype)
+        found = excess(tokens.kl, tokens.prompt, floor_kl, floor_prompt, evidence.alpha, self.plan.margin)
+        outcome = outcome_of(found.p_below, found.p_above, evidence.alpha)
+        return Check(
+            gate=self.plan.name,
+            suite=self.plan.suite,
+            outcome=outcome,
+            reason=self._words(found, outcome, tokens, 1 - 2 * evidence.alpha),
+            estimate=Estimate(
+                value=_finite(found.excess),
+                low=_finite(found.low),
+                high=_finite(found.high),
+                n=len(tokens.kl),
+                method=found.method,
+                units="nats/token above the floor",
+            ),
+            needed=_needed(found, self.plan.margin) if outcome is CheckOutcome.UNDECIDED else None,
+            gating=self.plan.gating,
+            p_go=found.p_below,
+            p_nogo=found.p_above,
+        )
+
+    def _words(self, found: Excess, outcome: CheckOutcome, tokens: Distances, share: float) -> str:
+        levels, margin = found.levels, self.plan.margin
+        floor = "no floor was measured" if levels.floor is None else f"floor {levels.floor:.2g}"
+        ratio = "ratio to the floor not defined" if levels.ratio is None else f"{levels.ratio:.3g} times the floor"
+        size = f"{len(tokens.kl)} tokens of {levels.prompts} prompts"
+        interval = f"{100 * share:g} % interval {found.low:.3g} to {found.high:.3g}"
+        seen = f"excess {found.excess:.3g} nats per token ({interval}), {floor}, {ratio}, {size}"
+        if outcome is CheckOutcome.FAILED:
+            return f"the token distribution moves by {levels.mean_kl:.2g} nats per token, veto at {margin:g}: {seen}"
+        if outcome is CheckOutcome.PASSED:
+            return f"no veto: the distance stays below {margin:g} nats per token: {seen}{self._warning(found)}"
+        return f"cannot tell on which side of {margin:g} nats per token the distance lies ({found.method}): {seen}"
+
+    def _warning(self, found: Excess) -> str:
+        low, above = found.levels.ratio_low, found.excess > self.options.warn_excess
+        far = found.levels.floor == 0 or (low is not None and low > self.options.warn_ratio)
+        return "; clearly above the noise floor, so the change is real though tolerated" if above and far else ""
+
+
+def _needed(found: Excess, margin: float) -> int | None:
+    """Prompts that would put the interval on one side of the margin, the width shrinking with the root of their number."""
+    half, gap = (found.high - found.low) / 2, abs(found.excess - margin)
+    if not (math.isfinite(half) and gap > 0):
+        return None
+    return math.ceil(found.levels.prompts * max(1.0, (half / gap) ** 2))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,206 @@
+"""From a run file to the list of what will be done. Pure, and fixed before the first request: order, samples, gates.
+
+A cell is one variant's work on one suite and epoch. Cells, not variants, are queued, so that every engine
+process stays busy to the end.
+"""
+
+import hashlib
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from evalrig.config.schema import RunConfig
+from evalrig.types import AGAIN, REFERENCE, Metric, Sample, Variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteFacts:
+    """What planning needs to know of a suite: everything but its code."""
+
+    kind: str
+    family: str
+    metrics: tuple[Metric, ...]
+    traced: bool
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuitePlan:
+    """One suite as it will be run."""
+
+    name: str
+    kind: str
+    family: str
+    epochs: int
+    metrics: tuple[Metric, ...]
+    traced: bool
+    samples: tuple[str, ...]
+    """Sample ids in the order of the run: a seeded permutation."""
+    again: tuple[str, ...]
+    """The seeded share that `reference_again` repeats, in another order."""
+    sha256: str
+    """Digest of the chosen samples with prompts and targets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatePlan:
+    """One gate as registered."""
+
+    name: str
+    kind: str
+    suite: str
+    metric: str
+    margin: float
+    gating: bool
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One variant's work on one suite and epoch."""
+
+    variant: str
+    suite: str
+    epoch: int
+    stage: Literal["trace", "attempt"]
+    """`trace`: the reference answers, for all to score; done before any attempt of that suite."""
+    samples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a run is about."""
+
+    run: str
+    question: str
+    seed: int
+    alpha: float
+    model: str
+    max_context: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that is decided before the first request."""
+
+    header: Header
+    config: Mapping[str, Any]
+    """The resolved run file as a tree."""
+    config_sha256: str
+    """Of the bytes of `run.yaml`."""
+    variants: tuple[Variant, ...]
+    suites: tuple[SuitePlan, ...]
+    gates: tuple[GatePlan, ...]
+    unused_gates: tuple[str, ...]
+    """Gates of the policy whose suite is not in this run: named, not silently dropped."""
+    cells: tuple[Cell, ...]
+
+    def suite(self, name: str) -> SuitePlan:
+        """The suite of that name."""
+        return next(suite for suite in self.suites if suite.name == name)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the candidates, in the order of the run file."""
+        return tuple(variant.name for variant in self.variants if variant.role == "candidate")
+
+    def expected(self, variant: str, suite: SuitePlan) -> tuple[str, ...]:
+        """The samples a variant attempts in each epoch of a suite."""
+        return suite.again if variant == AGAIN else suite.samples
+
+
+def sample_digest(samples: Sequence[Sample]) -> str:
+    """sha256 over everything a sample asks and expects."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(repr(sample).encode())
+    return digest.hexdigest()
+
+
+def choose(samples: Sequence[Sample], limit: int | None, seed: int, suite: str) -> list[Sample]:
+    """A seeded permutation, cut to `limit`: random order is what makes looking at a prefix legal."""
+    order = list(samples)
+    random.Random(f"{seed}/{suite}/order").shuffle(order)
+    return order[:limit]
+
+
+def make_plan(
+    config: RunConfig,
+    text: str,
+    config_tree: Mapping[str, Any],
+    variants: Sequence[Variant],
+    facts: Mapping[str, SuiteFacts],
+) -> Plan:
+    """Decide everything. `text` is the resolved run file as it will be stored; `facts` by suite name."""
+    suites = tuple(_suite_plan(config, name, fact) for name, fact in facts.items())
+    gates = {
+        name: GatePlan(
+            name=name,
+            kind=gate.kind,
+            suite=gate.suite,
+            metric=gate.metric,
+            margin=gate.margin,
+            gating=gate.gating,
+            options=gate.options,
+        )
+        for name, gate in config.gates.items()
+    }
+    names = {suite.name for suite in suites}
+    return Plan(
+        header=Header(
+            run=config.name,
+            question=config.question,
+            seed=config.seed,
+            alpha=config.alpha,
+            model=config.scope.model,
+            max_context=config.scope.max_context,
+            note=config.scope.note,
+        ),
+        config=config_tree,
+        config_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        variants=tuple(variants),
+        suites=suites,
+        gates=tuple(gate for gate in gates.values() if gate.suite in names),
+        unused_gates=tuple(gate.name for gate in gates.values() if gate.suite not in names),
+        cells=tuple(_cells(variants, suites)),
+    )
+
+
+def _suite_plan(config: RunConfig, name: str, fact: SuiteFacts) -> SuitePlan:
+    suite = config.suites[name]
+    chosen = list(fact.samples)
+    ids = [sample.id for sample in chosen]
+    repeated = random.Random(f"{config.seed}/{name}/again").sample(ids, math.ceil(len(ids) * suite.again))
+    return SuitePlan(
+        name=name,
+        kind=fact.kind,
+        family=fact.family,
+        epochs=suite.epochs,
+        metrics=fact.metrics,
+        traced=fact.traced,
+        samples=tuple(ids),
+        again=tuple(repeated),
+        sha256=sample_digest(chosen),
+    )
+
+
+def _cells(variants: Sequence[Variant], suites: Sequence[SuitePlan]) -> list[Cell]:
+    """Traces first, then variant by variant; `reference_again` last, as far from the first reference run as can be."""
+    order = sorted(variants, key=lambda variant: ("reference", "candidate", "again").index(variant.role))
+    cells = [
+        Cell(variant=REFERENCE, suite=suite.name, epoch=epoch, stage="trace", samples=suite.samples)
+        for suite in suites
+        if suite.traced
+        for epoch in range(suite.epochs)
+    ]
+    for variant in order:
+        for suite in suites:
+            ids = suite.again if variant.role == "again" else suite.samples
+            cells += [
+                Cell(variant=variant.name, suite=suite.name, epoch=epoch, stage="attempt", samples=ids)
+                for epoch in range(suite.epochs)
+            ]
+    return cells

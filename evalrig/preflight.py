@@ -1,0 +1,123 @@
+"""Is this really the variant we think, seen through the same tokens? Proved per variant before its first attempt."""
+
+import hashlib
+from typing import Final
+
+import numpy as np
+
+from evalrig.analysis.kl import row_faults
+from evalrig.engine import Engine, Scoring
+from evalrig.errors import UsageError
+from evalrig.progress import Progress
+from evalrig.records import RunFolder
+from evalrig.types import AGAIN, REFERENCE, Level, Message, Preflight
+from evalrig.validity import compare, expected
+
+PROBES: Final[dict[str, str]] = {
+    "prose": "The lighthouse keeper wrote the weather down every evening, and on the fourth night the ink froze.",
+    "code": "def area(r):\n    if r < 0:\n        raise ValueError('negative')\n    return 3.14159 * r ** 2\n",
+    "digits": "Order 7730021489 shipped 2026-03-14; total 1,204.50; reference A9F3-00B7-41C2.",
+    "json": '{"name": "move", "arguments": {"from": "a/b.txt", "to": ["c", "d"], "force": false}}',
+    "scripts": "Straße, naïve, 東京, Привет, 🙂, tab\there,  two spaces",
+}
+"""Texts of several kinds: a tokenizer or template that differs shows in at least one."""
+
+CONVERSATIONS: Final[dict[str, tuple[Message, ...]]] = {
+    "chat": (Message(role="user", content="Name three rivers and the sea each flows into."),),
+    "chat-system": (
+        Message(role="system", content="Answer in one word."),
+        Message(role="user", content="Which planet is the largest?"),
+        Message(role="assistant", content="Jupiter."),
+        Message(role="user", content="And the smallest?"),
+    ),
+}
+
+PROBE_TOP_K = 20
+ENGINE_KEYS = (
+    "engine",
+    "version",
+    "weights",
+    "kv_cache",
+    "weights_digest",
+    "tokenizer_digest",
+    "template_digest",
+    "flags",
+)
+
+
+async def prove(engine: Engine) -> Preflight:
+    """Ask the engine what it is, tokenise and score the probes.
+
+    Faults (non-finite or unnormalised logprobs) are findings, not errors; a call that fails is an `EngineError`.
+    """
+    prompts = {name: await engine.tokenize(text) for name, text in PROBES.items()}
+    prompts |= {name: await engine.tokenize(messages) for name, messages in CONVERSATIONS.items()}
+    scored: dict[str, str] = {}
+    faults: list[str] = []
+    for name, ids in prompts.items():
+        if len(ids) < 2:
+            faults.append(f"probe `{name}` became {len(ids)} tokens")
+            continue
+        scoring = await engine.score(ids, 1, PROBE_TOP_K)
+        scored[name] = _digest(scoring)
+        faults += _faults(name, scoring, full=False)
+    if engine.capabilities.top_logprobs == -1 and len(ids := prompts["digits"]) >= 2:
+        faults += _faults("whole vocabulary", await engine.score(ids, len(ids) - 1, -1), full=True)
+    return Preflight(
+        variant=engine.variant.name,
+        expect=engine.variant.expect,
+        fingerprint=await engine.fingerprint(),
+        capacity=await engine.capacity(),
+        prompt_digests={name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()},
+        logprob_digests=scored,
+        faults=tuple(faults),
+    )
+
+
+def _digest(scoring: Scoring) -> str:
+    return hashlib.sha256(scoring.logprobs.tobytes() + scoring.top_logprobs.tobytes()).hexdigest()[:16]
+
+
+def _faults(name: str, scoring: Scoring, full: bool) -> list[str]:
+    found = row_faults(scoring.top_logprobs, full)
+    faults = [] if np.isfinite(scoring.logprobs).all() else [f"probe `{name}`: non-finite logprobs of given tokens"]
+    if found.non_finite:
+        faults.append(f"probe `{name}`: {found.non_finite} rows with non-finite logprobs")
+    if found.over_unity:
+        faults.append(f"probe `{name}`: {found.over_unity} rows whose probabilities do not sum to one")
+    return faults
+
+
+class Gatekeeper:
+    """Admits an engine to the suites: proves it, keeps what was proved, and compares it with what is known."""
+
+    def __init__(self, folder: RunFolder, progress: Progress) -> None:
+        self._folder = folder
+        self._progress = progress
+
+    async def admit(self, engine: Engine) -> bool:
+        """True: its attempts may be made. False: the reason is on file and makes the candidate INVALID.
+
+        Raises:
+            UsageError: a second process of this variant (a resumed run) is not what the first one was.
+        """
+        name = engine.variant.name
+        found = await prove(engine)
+        before = self._folder.preflight(name)
+        if before is None:
+            self._folder.write_preflight(found)
+        elif changed := [
+            key for key in ENGINE_KEYS if getattr(before.fingerprint, key) != getattr(found.fingerprint, key)
+        ]:
+            keys = ", ".join(f"`{key}`" for key in changed)
+            raise UsageError(f"{name}: cannot go on: the engine's {keys} changed since the start; start a new run")
+        reference = self._folder.preflight(REFERENCE)
+        findings = expected(found)
+        if reference and name not in (REFERENCE, AGAIN):
+            findings += compare(reference, found)
+        faults = [finding.text for finding in findings if finding.level is Level.INVALID]
+        for fault in faults:
+            self._progress.say(f"INVALID: {fault}")
+        if not faults:
+            self._progress.say(f"{name}: preflight passed ({len(findings)} rules)")
+        return not faults

@@ -1,0 +1,265 @@
+"""The run folder: append, read, resume. The only module that knows its file format.
+
+run.yaml  plan.json  environment.json  samples/<suite>.jsonl  traces/<suite>.jsonl
+variants/<variant>/  preflight.json  engine.log  records/<suite>.jsonl  tokens/<suite>/...
+verdict.json  report.html  junit.xml  summary.md
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from evalrig.errors import RunError, UsageError
+from evalrig.plan import Plan
+from evalrig.types import Preflight, Record, Sample, Trace
+
+T = TypeVar("T")
+SCHEMA = 1
+"""Of the files in a run folder. History: 1, the first."""
+
+
+class RunFolder:
+    """One run on disk. Reading needs no lock; `lock` before the first append."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: dict[Path, BufferedWriter] = {}
+        self._lock: BufferedWriter | None = None
+
+    # ---- making and opening
+
+    @classmethod
+    def create(
+        cls,
+        output: Path,
+        plan: Plan,
+        text: str,
+        environment: Mapping[str, Any],
+        samples: Mapping[str, Sequence[Sample]],
+    ) -> "RunFolder":
+        """A new folder `<output>/<name>/<time>` that appears whole or not at all."""
+        parent = output / plan.header.run
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            path = _unused(parent / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ"))
+            draft = parent / f".{path.name}.{os.getpid()}"
+            (draft / "samples").mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(
+                f"{output}: cannot make a run folder: {error.strerror}; set `output=` to a writable folder"
+            ) from error
+        folder = cls(draft)
+        folder.write("run.yaml", text.encode())
+        folder.write("plan.json", _encode({"schema": SCHEMA, "plan": plan}))
+        folder.write(
+            "environment.json", _encode({"schema": SCHEMA, "plan_sha256": folder.plan_sha256(), **environment})
+        )
+        for name, rows in samples.items():
+            folder.write(f"samples/{name}.jsonl", b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        draft.rename(path)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing run.
+
+        Raises:
+            UsageError: not a run folder, or of another schema.
+        """
+        if not (path / "plan.json").is_file():
+            raise UsageError(f"{path}: not a run folder (no plan.json); give the folder that `evalrig run` printed")
+        return cls(path)
+
+    def lock(self) -> None:
+        """Refuse a second writer. The lock ends with the process, however it ends."""
+        self._lock = (self.path / ".lock").open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"{self.path}: another evalrig is writing this run; wait for it or stop it") from error
+
+    def close(self) -> None:
+        """Close all files and give the lock up."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    # ---- what was decided
+
+    def plan(self) -> Plan:
+        """The plan as registered."""
+        return self._json(
+            "plan.json", dict[str, msgspec.Raw], lambda parts: msgspec.json.decode(parts["plan"], type=Plan)
+        )
+
+    def environment(self) -> dict[str, Any]:
+        """Versions and machine, as noted at the start."""
+        return self._json("environment.json", dict[str, Any], lambda tree: tree)
+
+    def plan_sha256(self) -> str:
+        """Digest of plan.json as it lies there now."""
+        return hashlib.sha256((self.path / "plan.json").read_bytes()).hexdigest()
+
+    def stopped(self) -> str:
+        """Why the run ended before it was complete; empty: it was not stopped."""
+        path = self.path / "stopped.json"
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])["reason"] if path.is_file() else ""
+
+    def set_stopped(self, reason: str) -> None:
+        """Note why the run ends early; empty: it goes on."""
+        if reason:
+            self.write("stopped.json", _encode({"reason": reason}))
+        else:
+            (self.path / "stopped.json").unlink(missing_ok=True)
+
+    def run_text(self) -> str:
+        """The resolved run file."""
+        return (self.path / "run.yaml").read_text()
+
+    def samples(self, suite: str) -> list[Sample]:
+        """The samples of a suite, in the order of the run."""
+        return self._lines(self.path / "samples" / f"{suite}.jsonl", Sample)[0]
+
+    # ---- what happened
+
+    def append(self, record: Record) -> None:
+        """Durable when this returns."""
+        self._append(self.records_path(record.variant, record.suite), record)
+
+    def append_trace(self, suite: str, trace: Trace) -> None:
+        """Durable when this returns."""
+        self._append(self.path / "traces" / f"{suite}.jsonl", trace)
+
+    def records(self, variant: str, suite: str) -> list[Record]:
+        """All whole records, in the order they ended. A torn last line is left out."""
+        return self._lines(self.records_path(variant, suite), Record)[0]
+
+    def traces(self, suite: str) -> list[Trace]:
+        """All whole traces."""
+        return self._lines(self.path / "traces" / f"{suite}.jsonl", Trace)[0]
+
+    def torn(self) -> list[Path]:
+        """Files whose last line was cut by a kill; the line is dropped when the file is next read or appended to."""
+        files = [*self.path.glob("variants/*/records/*.jsonl"), *self.path.glob("traces/*.jsonl")]
+        return sorted(file for file in files if self._lines(file, msgspec.Raw)[1])
+
+    def records_path(self, variant: str, suite: str) -> Path:
+        """Where the records of one arm of one suite are."""
+        return self.variant_path(variant) / "records" / f"{suite}.jsonl"
+
+    def tokens_path(self, variant: str, suite: str, sample: str, epoch: int) -> Path:
+        """Where the per-token logprobs of one attempt are, without suffix (`tokens.py`)."""
+        return self.variant_path(variant) / "tokens" / suite / f"{sample}-{epoch}"
+
+    def variant_path(self, variant: str) -> Path:
+        """The folder of one variant."""
+        return self.path / "variants" / variant
+
+    def preflight(self, variant: str) -> Preflight | None:
+        """What was proved about a variant; None: it was not reached."""
+        name = f"variants/{variant}/preflight.json"
+        if not (self.path / name).is_file():
+            return None
+        return self._json(name, Preflight, lambda found: found)
+
+    def write_preflight(self, found: Preflight) -> None:
+        """Keep what was proved, and what the engine says it is beside it."""
+        self.write(f"variants/{found.variant}/fingerprint.json", _encode(found.fingerprint))
+        self.write(f"variants/{found.variant}/preflight.json", _encode(found))
+
+    def write(self, name: str, content: bytes) -> None:
+        """A whole file: the old one or the new one, never half of it."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with draft.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise RunError(
+                f"{path}: cannot write: {error.strerror}; free space, then `evalrig resume {self.path}`"
+            ) from error
+
+    # ---- lines
+
+    def _append(self, path: Path, row: Any) -> None:
+        try:
+            if path not in self._files:
+                self._files[path] = _open_after_whole_lines(path)
+            file = self._files[path]
+            file.write(msgspec.json.encode(row) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"{path}: cannot write: {error.strerror}; free space, then `evalrig resume {self.path}`"
+            ) from error
+
+    def _lines(self, path: Path, kind: type[T]) -> tuple[list[T], bool]:
+        """Whole rows, and whether a torn line follows them."""
+        if not path.is_file():
+            return [], False
+        whole, _, rest = path.read_bytes().rpartition(b"\n")
+        try:
+            return [msgspec.json.decode(line, type=kind) for line in whole.split(b"\n") if line], bool(rest)
+        except msgspec.MsgspecError as error:
+            raise RunError(f"{path}: a line inside the file is damaged ({error}); restore it from a copy") from error
+
+    def _json(self, name: str, kind: type[Any], then: Callable[[Any], T]) -> T:
+        path = self.path / name
+        try:
+            return then(msgspec.json.decode(path.read_bytes(), type=kind))
+        except OSError as error:
+            raise UsageError(f"{path}: cannot read: {error.strerror}; is this a whole run folder?") from error
+        except (msgspec.MsgspecError, KeyError) as error:
+            raise UsageError(f"{path}: damaged or of another version ({error}); restore it from a copy") from error
+
+
+def rounded(value: Any) -> Any:
+    """A JSON tree with floats at 12 significant digits and non-finite ones as null: equal inputs, equal bytes."""
+    if isinstance(value, float):
+        return float(f"{value:.12g}") if abs(value) < float("inf") else None
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(part) for part in value]
+    return value
+
+
+def encode(value: Any) -> bytes:
+    """Readable strict JSON of any noun, floats rounded."""
+    return msgspec.json.format(msgspec.json.encode(rounded(msgspec.to_builtins(value))), indent=2) + b"\n"
+
+
+def _encode(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _unused(path: Path) -> Path:
+    tries: Iterable[Path] = (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 100)))
+    return next(candidate for candidate in tries if not candidate.exists())
+
+
+def _open_after_whole_lines(path: Path) -> BufferedWriter:
+    """Open for appending; what a kill left of a last line is cut off first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file():
+        content = path.read_bytes()
+        keep = content.rfind(b"\n") + 1
+        if keep < len(content):
+            os.truncate(path, keep)
+    return path.open("ab")

@@ -1,0 +1,60 @@
+"""What a runner is: it carries cells out, wherever engines can be had, and files each attempt as it ends."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from evalrig.engine import Engine
+from evalrig.plan import Cell, Plan
+from evalrig.progress import Progress
+from evalrig.suite import Attempt, Suite
+from evalrig.types import Record, Sample, Trace, Variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """All a runner needs. The callbacks file things durably before they return."""
+
+    plan: Plan
+    suites: Mapping[str, Suite]
+    samples: Mapping[str, Mapping[str, Sample]]
+    """Suite -> sample id -> sample."""
+    pending: Mapping[Cell, tuple[str, ...]]
+    """What is still to do, cell by cell: all of it, or what a killed run left."""
+    traces: dict[tuple[str, str, int], Trace]
+    """(suite, sample, epoch) -> trace; grows as the reference answers."""
+    engine: Callable[[Variant], Engine]
+    """A fresh engine, not started."""
+    preflight: Callable[[Engine], Awaitable[bool]]
+    """Prove the variant; False: it must not be run."""
+    file: "Filing"
+
+
+class Filing(ABC):
+    """Where attempts go."""
+
+    progress: Progress
+
+    @abstractmethod
+    def attempt(self, record: Record, attempt: Attempt) -> None:
+        """File an attempt and what it brought."""
+
+    @abstractmethod
+    def trace(self, suite: str, trace: Trace) -> None:
+        """File a reference continuation."""
+
+
+class Runner(ABC):
+    """Carries out the pending cells of a plan."""
+
+    def __init__(self, engines: int, concurrency: int) -> None:
+        self.engines = engines
+        self.concurrency = concurrency
+
+    @abstractmethod
+    async def run(self, work: Work) -> None:
+        """Return when every pending attempt has been filed, or its variant refused by preflight.
+
+        Raises:
+            RunError: an engine was lost; what was filed stays, and the run can be resumed.
+        """

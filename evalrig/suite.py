@@ -1,0 +1,64 @@
+"""What a suite is: it yields samples and turns each into an attempt with scores."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from evalrig.engine import Capabilities, Engine, Scoring
+from evalrig.types import Metric, Sample, State, Trace, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What came out of one sample, before it is filed as a record."""
+
+    trajectory: Trajectory
+    scores: dict[str, float] = field(default_factory=dict[str, float])
+    state: State = State.SCORED
+    prompt_sha256: str = ""
+    tokens: Scoring | None = None
+    """Per-token logprobs to keep, columnar."""
+    audit: Scoring | None = None
+    """Rows over the whole vocabulary to keep."""
+    retries: int = 0
+
+
+class Suite(ABC):
+    """A suite. `samples` is deterministic: its digest is fixed before the first request."""
+
+    Options: ClassVar[type]
+    family: ClassVar[str]
+    metrics: ClassVar[tuple[Metric, ...]]
+    traced: ClassVar[bool] = False
+    """True: the reference answers first (`trace`), and every variant attempts the same token stream."""
+    content: ClassVar[tuple[str, ...]] = ()
+    """Fetched data it reads, by card name."""
+
+    def __init__(self, name: str, options: Any) -> None:
+        self.name = name
+        self.options = options
+
+    def needs(self) -> Capabilities:
+        """What an engine must be able to do."""
+        return Capabilities()
+
+    @abstractmethod
+    def samples(self) -> list[Sample]:
+        """All samples, in the order of their source."""
+
+    async def trace(self, engine: Engine, sample: Sample, epoch: int, seed: int) -> Trace:
+        """The reference's own answer, for suites with `traced`."""
+        raise TypeError(f"{type(self).__name__} is not traced: `traced` is true and `trace` is not written")
+
+    @abstractmethod
+    async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
+        """Ask and score once."""
+
+
+def ids_sha256(ids: Sequence[int] | Iterable[int]) -> str:
+    """Digest of a token stream."""
+    return hashlib.sha256(np.asarray(list(ids), np.int64).tobytes()).hexdigest()

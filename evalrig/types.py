@@ -1,0 +1,294 @@
+"""The nouns: what is compared, what was asked, what came back, what was concluded. All frozen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+
+class State(StrEnum):
+    """How an attempt ended. "Wrong" is a score, not a state."""
+
+    SCORED = "scored"
+    UNSCORED = "unscored"
+    """The grader failed: missing in both arms until graded again."""
+    INFRA = "infra"
+    """The engine or the network failed, after identical retries: missing in its own arm."""
+    REFUSED = "refused"
+    """The model declined: score 0, stays in the denominator."""
+    TRUNCATED = "truncated"
+    """The token or step limit ended it: score 0, stays in the denominator."""
+
+
+class Outcome(StrEnum):
+    """What is concluded about a candidate, and about a run."""
+
+    GO = "GO"
+    NO_GO = "NO-GO"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    INVALID = "INVALID"
+
+
+EXIT_CODES: Mapping[Outcome, int] = {Outcome.GO: 0, Outcome.NO_GO: 1, Outcome.INVALID: 3, Outcome.INCONCLUSIVE: 4}
+SEVERITY = (Outcome.INVALID, Outcome.NO_GO, Outcome.INCONCLUSIVE, Outcome.GO)
+"""Worst first: with several candidates the worst counts."""
+
+REFERENCE = "reference"
+AGAIN = "reference_again"
+"""The second run of the reference, for A/A."""
+
+
+class CheckOutcome(StrEnum):
+    """What one gate found."""
+
+    PASSED = "pass"
+    FAILED = "fail"
+    UNDECIDED = "undecided"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """An engine, weights and flags under one name."""
+
+    name: str
+    role: Literal["reference", "candidate", "again"]
+    engine: str
+    """Kind of engine: a file on the shelf `evalrig/engines/`."""
+    weights: str
+    """A path, or the name of a fetched model."""
+    expect: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the engine must say it is: `weights` and `kv_cache`, as dtype names."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The engine kind's own options, defaults filled in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One question of a suite."""
+
+    id: str
+    prompt: str = ""
+    messages: tuple[Message, ...] = ()
+    choices: tuple[str, ...] = ()
+    target: str = ""
+    cluster: str = ""
+    """Samples that share text share a cluster; empty: the sample is its own."""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine answered to one call."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """Natural log, one per token of `token_ids`; empty where not asked for."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finish: str = ""
+    """`stop`, `length`, `tool_calls`, `abort`; empty where nothing was generated (scoring)."""
+    seconds: float = 0.0
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """All calls of one attempt and where they led."""
+
+    turns: tuple[Completion, ...] = ()
+    answer: str = ""
+    """The final answer as graded, for people to read."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where, when and from which tokens an attempt came."""
+
+    started: str = ""
+    """UTC, ISO 8601."""
+    seconds: float = 0.0
+    retries: int = 0
+    prompt_sha256: str = ""
+    """Digest of the prompt's token ids: both arms must have seen the same."""
+    tokens_sha256: str = ""
+    """Digest of the scored token stream, where one was forced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One attempt: (variant, suite, sample, epoch) is unique in a run."""
+
+    variant: str
+    suite: str
+    sample: str
+    epoch: int
+    state: State
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    provenance: Provenance = field(default_factory=Provenance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A reference continuation that every variant scores: the token stream all distances are taken on."""
+
+    sample: str
+    epoch: int
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str = ""
+    finish: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number with its interval. None: cannot be given (no pairs, or unbounded)."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    method: str
+    units: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A gate applied to one candidate."""
+
+    gate: str
+    suite: str
+    outcome: CheckOutcome
+    reason: str
+    estimate: Estimate | None = None
+    needed: int | None = None
+    """Samples that would settle an undecided check at 80 % power; None where not computable."""
+    gating: bool = True
+    """False: diagnostic, never changes a verdict."""
+    p_go: float = 1.0
+    """Small: the loss is below the margin."""
+    p_nogo: float = 1.0
+    """Small: the loss is above the margin. Joins Holm."""
+
+
+class Level(StrEnum):
+    """What a validity finding does to the verdict."""
+
+    OK = "ok"
+    WARN = "warn"
+    UNDECIDED = "undecided"
+    """That suite cannot count: INCONCLUSIVE at most, never GO."""
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One validity rule applied: what was looked at and what was seen."""
+
+    rule: str
+    level: Level
+    text: str
+    candidate: str = ""
+    """Empty: concerns the whole run."""
+    suite: str = ""
+    """Empty: concerns every suite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What an engine says it is."""
+
+    engine: str
+    version: str
+    weights: str
+    """Dtype of the weights in the engine's own words, normalised: bf16, fp8, int4 ..."""
+    kv_cache: str
+    weights_digest: str = ""
+    tokenizer_digest: str = ""
+    template_digest: str = ""
+    flags: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a variant costs and holds. Zero: the engine does not say."""
+
+    kv_tokens: int = 0
+    kv_bytes_per_token: float = 0.0
+    weight_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What was proved about one variant before its first attempt. Digests compare variants exactly."""
+
+    variant: str
+    expect: Mapping[str, str]
+    fingerprint: Fingerprint
+    capacity: Capacity
+    prompt_digests: Mapping[str, str]
+    """Probe name -> digest of its token ids."""
+    logprob_digests: Mapping[str, str]
+    """Probe name -> digest of its logprobs, bit for bit."""
+    faults: tuple[str, ...] = ()
+    """Non-finite or unnormalised rows, a readiness or tokenising failure: each invalidates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateVerdict:
+    """The conclusion about one candidate."""
+
+    outcome: Outcome
+    scope: str
+    reasons: tuple[str, ...]
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounting:
+    """Where the planned samples of one arm of one suite went: planned = scored + ... + absent."""
+
+    variant: str
+    suite: str
+    planned: int
+    states: Mapping[str, int]
+    absent: int
+    """Planned and without a record: the run did not get there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The conclusion about a run."""
+
+    run: str
+    config_sha256: str
+    outcome: Outcome
+    exit_code: int
+    candidates: Mapping[str, CandidateVerdict]
+    validity: tuple[Finding, ...]
+    accounting: tuple[Accounting, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A paired endpoint that a suite yields; more is better, except for a distance."""
+
+    name: str
+    kind: Literal["binary", "continuous", "distance"]
+    units: str
+    scale: float = 1.0
+    """Multiplies a value for people: 100 shows a share in points."""
+    chance: float | None = None
+    """Mean score of guessing, for the floor; None: no such level."""

@@ -1,0 +1,258 @@
+"""Can the measurement be trusted? One rule a function; each says what it looked at, also when all is well.
+
+What invalidates, what only holds one suite back and what is merely said: see docs/statistics.md.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from evalrig.analysis.binary import mcnemar_midp
+from evalrig.analysis.kl import row_faults
+from evalrig.analysis.noise import aa_findings
+from evalrig.analysis.paired import two_sided_p
+from evalrig.evidence import Gathered, tokens_file
+from evalrig.gate import Evidence
+from evalrig.plan import SuitePlan, sample_digest
+from evalrig.tokens import read_tokens
+from evalrig.types import AGAIN, REFERENCE, Finding, Level, Preflight, State
+
+MISSING_DISTANCE = 0.05
+"""Largest share of unscored prompts in an arm of a distance suite."""
+
+
+def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
+    """All rules, in the order a reviewer asks."""
+    found = [*_registration(gathered), *_interruption(gathered)]
+    reference = gathered.folder.preflight(REFERENCE)
+    found += _preflight_of(reference, REFERENCE, "")
+    for candidate in gathered.plan.candidates:
+        own = gathered.folder.preflight(candidate)
+        found += _preflight_of(own, candidate, candidate)
+        if reference and own:
+            found += compare(reference, own)
+    found += _again(reference, gathered.folder.preflight(AGAIN))
+    for suite in gathered.plan.suites:
+        for variant in gathered.plan.variants:
+            found += _complete(gathered, suite, variant.name)
+            found += _rows(gathered, suite, variant.name)
+        for candidate in gathered.plan.candidates:
+            found += _same_tokens(gathered, suite, candidate)
+            found += _lost(gathered, suite, candidate)
+    for arm in evidence:
+        found += _engaged(arm)
+    return [*found, *_noise(gathered)]
+
+
+def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
+    """A candidate against the reference, from what was proved about both; used before a run and when judging."""
+    name = candidate.variant
+    found: list[Finding] = []
+    unlike = [
+        probe for probe, digest in reference.prompt_digests.items() if candidate.prompt_digests.get(probe) != digest
+    ]
+    if unlike:
+        text = f"{name}: other prompt tokens than the reference on probes {', '.join(unlike)}; tokenizer or template differ"
+        found.append(Finding(rule="prompt tokens", level=Level.INVALID, text=text, candidate=name))
+    else:
+        text = f"{name}: the same tokens as the reference on {len(reference.prompt_digests)} probes"
+        found.append(Finding(rule="prompt tokens", level=Level.OK, text=text, candidate=name))
+    if reference.logprob_digests and candidate.logprob_digests == reference.logprob_digests:
+        text = f"{name}: bit-identical to the reference on every probe; the quantisation did not engage"
+        found.append(Finding(rule="engaged", level=Level.INVALID, text=text, candidate=name))
+    else:
+        text = f"{name}: logprobs differ from the reference's, so the variant engaged"
+        found.append(Finding(rule="engaged", level=Level.OK, text=text, candidate=name))
+    ours, theirs = reference.fingerprint, candidate.fingerprint
+    for key in ("engine", "version", "template_digest", "tokenizer_digest"):
+        if getattr(ours, key) != getattr(theirs, key):
+            level = Level.WARN if key in ("engine", "version") else Level.INVALID
+            text = f"{name}: {key} is {getattr(theirs, key)!r}, the reference's {getattr(ours, key)!r}"
+            found.append(Finding(rule="same engine", level=level, text=text, candidate=name))
+    return found
+
+
+def expected(found: Preflight) -> list[Finding]:
+    """Does the engine say what the run file expects of it?"""
+    scope = "" if found.variant in (REFERENCE, AGAIN) else found.variant
+    findings: list[Finding] = []
+    for key, wanted in found.expect.items():
+        said = getattr(found.fingerprint, key)
+        level = Level.OK if said == wanted else Level.INVALID if said else Level.WARN
+        words = (
+            f"{key} is {said}, as expected" if said == wanted else f"{key} is {said or 'not told'}, expected {wanted}"
+        )
+        findings.append(Finding(rule="expected dtype", level=level, text=f"{found.variant}: {words}", candidate=scope))
+    if not found.expect:
+        text = f"{found.variant}: nothing was expected, so its dtypes are not proved; set `expect` in the run file"
+        findings.append(Finding(rule="expected dtype", level=Level.WARN, text=text, candidate=scope))
+    findings += [
+        Finding(rule="logprobs", level=Level.INVALID, text=f"{found.variant}: {fault}", candidate=scope)
+        for fault in found.faults
+    ]
+    if not found.faults:
+        text = f"{found.variant}: probe logprobs are finite and sum to one"
+        findings.append(Finding(rule="logprobs", level=Level.OK, text=text, candidate=scope))
+    return findings
+
+
+def _preflight_of(found: Preflight | None, variant: str, scope: str) -> list[Finding]:
+    if found is None:
+        return [
+            Finding(
+                rule="preflight",
+                level=Level.INVALID,
+                text=f"{variant}: nothing was proved; its engine was not reached",
+                candidate=scope,
+            )
+        ]
+    return expected(found)
+
+
+def _again(reference: Preflight | None, again: Preflight | None) -> Iterator[Finding]:
+    if reference and again and reference.fingerprint != again.fingerprint:
+        text = "reference_again says it is another engine than the reference: A/A compares unlike things"
+        yield Finding(rule="same engine", level=Level.INVALID, text=text)
+
+
+def _registration(gathered: Gathered) -> Iterator[Finding]:
+    """Gates and samples are as they were before the first request."""
+    plan, folder = gathered.plan, gathered.folder
+    if hashlib.sha256(folder.run_text().encode()).hexdigest() != plan.config_sha256:
+        yield Finding(rule="registration", level=Level.INVALID, text="run.yaml was changed after the start")
+    elif folder.environment().get("plan_sha256") != folder.plan_sha256():
+        yield Finding(rule="registration", level=Level.INVALID, text="plan.json was changed after the start")
+    else:
+        text = (
+            f"gates, margins and samples are as registered before the first request (sha256 {plan.config_sha256[:12]})"
+        )
+        yield Finding(rule="registration", level=Level.OK, text=text)
+    for suite in plan.suites:
+        if sample_digest(folder.samples(suite.name)) != suite.sha256:
+            text = f"samples/{suite.name}.jsonl was changed after the start"
+            yield Finding(rule="registration", level=Level.INVALID, text=text, suite=suite.name)
+
+
+def _interruption(gathered: Gathered) -> Iterator[Finding]:
+    reason = gathered.folder.stopped()
+    if reason:
+        yield Finding(rule="complete", level=Level.INVALID, text=reason)
+    for path in gathered.folder.torn():
+        text = f"{path.relative_to(gathered.folder.path)}: the last line was cut by a kill and is left out"
+        yield Finding(rule="complete", level=Level.WARN, text=text)
+
+
+def _complete(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:
+    """Every planned attempt has one record, and no other."""
+    planned = {(s, e) for s in gathered.plan.expected(variant, suite) for e in range(suite.epochs)}
+    seen = Counter((record.sample, record.epoch) for record in gathered.records[variant, suite.name])
+    scope = "" if variant in (REFERENCE, AGAIN) else variant
+    repeated = sum(1 for count in seen.values() if count > 1)
+    stray, absent = len(seen.keys() - planned), len(planned - seen.keys())
+    where = f"{variant}, {suite.name}"
+    if repeated or stray:
+        text = f"{where}: {repeated} attempts recorded twice, {stray} never planned"
+        yield Finding(rule="complete", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
+    if absent:
+        text = f"{where}: {absent} of {len(planned)} planned attempts have no record"
+        yield Finding(rule="complete", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
+
+
+def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:
+    """Stored logprobs are finite and no row sums above one."""
+    if not any(metric.kind == "distance" for metric in suite.metrics):
+        return
+    broken = rows = 0
+    for record in gathered.records[variant, suite.name]:
+        if record.state is State.SCORED:
+            columns = read_tokens(tokens_file(gathered.folder, variant, suite.name, record.sample, record.epoch))
+            faults = row_faults(columns["top_logprobs"], full=False)
+            rows += len(columns["logprob"])
+            broken += faults.non_finite + faults.over_unity + int((~np.isfinite(columns["logprob"])).sum())
+    if broken:
+        scope = "" if variant in (REFERENCE, AGAIN) else variant
+        text = f"{variant}, {suite.name}: {broken} of {rows} positions have non-finite or unnormalised logprobs"
+        yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
+
+
+def _same_tokens(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Finding]:
+    """Both arms saw the same prompt tokens, and scored the same stream."""
+    reference = {
+        (r.sample, r.epoch): r.provenance for r in gathered.records[REFERENCE, suite.name] if r.state is State.SCORED
+    }
+    pairs = [
+        (reference[r.sample, r.epoch], r.provenance)
+        for r in gathered.records[candidate, suite.name]
+        if r.state is State.SCORED and (r.sample, r.epoch) in reference
+    ]
+    unlike = sum(a.prompt_sha256 != b.prompt_sha256 or a.tokens_sha256 != b.tokens_sha256 for a, b in pairs)
+    if unlike:
+        text = f"{candidate}, {suite.name}: {unlike} of {len(pairs)} samples were asked or scored with other tokens than the reference's"
+        yield Finding(rule="same tokens", level=Level.INVALID, text=text, candidate=candidate, suite=suite.name)
+    elif pairs:
+        text = f"{candidate}, {suite.name}: the same prompt tokens as the reference on all {len(pairs)} samples"
+        yield Finding(rule="same tokens", level=Level.OK, text=text, candidate=candidate, suite=suite.name)
+
+
+def _lost(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Finding]:
+    """Lost attempts of suites whose scores cannot be imputed (binary ones are bounded in their gates)."""
+    if not any(metric.kind == "distance" for metric in suite.metrics):
+        return
+    missing = (State.INFRA, State.UNSCORED)
+    lost = {
+        arm: {(r.sample, r.epoch) for r in gathered.records[arm, suite.name] if r.state in missing}
+        for arm in (REFERENCE, candidate)
+    }
+    planned = len(suite.samples) * suite.epochs
+    p = mcnemar_midp(len(lost[candidate] - lost[REFERENCE]), len(lost[REFERENCE] - lost[candidate]))
+    counts = f"{len(lost[REFERENCE])} of the reference's and {len(lost[candidate])} of {candidate}'s {planned} attempts failed"
+    if p < 0.01:
+        text = f"{suite.name}: {counts}, unequally (p = {p:.2g}): stability, not distance"
+        yield Finding(rule="missing", level=Level.INVALID, text=text, candidate=candidate, suite=suite.name)
+    elif max(map(len, lost.values())) > MISSING_DISTANCE * planned:
+        yield Finding(
+            rule="missing", level=Level.UNDECIDED, text=f"{suite.name}: {counts}", candidate=candidate, suite=suite.name
+        )
+
+
+def _engaged(arm: Evidence) -> Iterator[Finding]:
+    """A candidate whose every logprob equals the reference's was not the variant it claims to be."""
+    for suite, tokens in arm.distances.items():
+        if np.array_equal(tokens.reference_logprob, tokens.candidate_logprob) and not tokens.kl.any():
+            text = f"{arm.candidate}, {suite}: all {len(tokens.kl)} logprobs equal the reference's bit for bit"
+            yield Finding(rule="engaged", level=Level.INVALID, text=text, candidate=arm.candidate, suite=suite)
+        if (least := np.nanmin(tokens.kl, initial=0.0)) < -1e-4:
+            text = f"{arm.candidate}, {suite}: a KL of {least:.2g} is below zero by more than rounding"
+            yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=arm.candidate, suite=suite)
+
+
+def _noise(gathered: Gathered) -> list[Finding]:
+    """Reference against reference: every metric with a score, Holm over all of them."""
+    names: list[tuple[SuitePlan, str]] = []
+    pvalues: list[float] = []
+    seen: list[str] = []
+    for suite in gathered.plan.suites:
+        for metric in suite.metrics:
+            if metric.kind == "distance":
+                continue
+            pairs = gathered.pairs(suite, metric, AGAIN, suite.again)
+            both = np.isfinite(pairs.reference) & np.isfinite(pairs.candidate)
+            difference = (pairs.candidate - pairs.reference)[both]
+            names.append((suite, metric.name))
+            if not len(difference):
+                pvalues.append(1.0)
+                seen.append("no pairs")
+                continue
+            binary = metric.kind == "binary" and not pairs.clustered
+            pvalues.append(two_sided_p(difference, pairs.clusters[both] if pairs.clustered else None, binary))
+            seen.append(
+                f"mean {metric.scale * difference.mean():+.2g} {metric.units}, {np.count_nonzero(difference)} of {len(difference)} differ"
+            )
+    found: list[Finding] = []
+    for (suite, metric_name), p, text, level in zip(names, pvalues, seen, aa_findings(pvalues), strict=True):
+        words = f"A/A {suite.name} {metric_name}: {text}, p = {p:.2g}"
+        level = Level.UNDECIDED if text == "no pairs" else Level(level)
+        found.append(Finding(rule="reference against itself", level=level, text=words, suite=suite.name))
+    return found

@@ -1,0 +1,183 @@
+"""From records and gates to a verdict. Pure: the same run folder gives the same verdict, byte for byte."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from evalrig.analysis.clusters import holm
+from evalrig.evidence import Gathered
+from evalrig.gate import Evidence, Gate
+from evalrig.plan import GatePlan, Plan
+from evalrig.plugins import find, make
+from evalrig.records import RunFolder, encode
+from evalrig.types import (
+    EXIT_CODES,
+    SEVERITY,
+    Accounting,
+    CandidateVerdict,
+    Check,
+    CheckOutcome,
+    Finding,
+    Level,
+    Outcome,
+    State,
+    Verdict,
+)
+from evalrig.validity import findings
+
+SCHEMA = 1
+"""Of verdict.json. History: 1, the first."""
+
+FAMILIES = ("knowledge", "coding", "tool calls", "long context", "token distribution", "serving load")
+"""What a release reviewer asks about; a family without a suite is named as not covered."""
+
+
+def judge(folder: RunFolder) -> Verdict:
+    """Judge a run from its records alone."""
+    gathered = Gathered(folder)
+    plan = gathered.plan
+    gates = [build(gate) for gate in plan.gates]
+    evidence = [gathered.evidence(candidate) for candidate in plan.candidates]
+    found = findings(gathered, evidence)
+    scope = _scope(gathered)
+    candidates = {arm.candidate: _judge_one(arm, gates, found, scope) for arm in evidence}
+    outcome = worst([verdict.outcome for verdict in candidates.values()])
+    return Verdict(
+        run=plan.header.run,
+        config_sha256=plan.config_sha256,
+        outcome=outcome,
+        exit_code=EXIT_CODES[outcome],
+        candidates=candidates,
+        validity=tuple(found),
+        accounting=tuple(_accounting(gathered)),
+    )
+
+
+def build(gate: GatePlan) -> Gate:
+    """The gate of a plan; its options were checked when the plan was made."""
+    kind = find("gates", gate.kind, Gate, f"gates.{gate.name}.kind")
+    return make(kind, gate, msgspec.convert(dict(gate.options), kind.Options))
+
+
+def worst(outcomes: Sequence[Outcome]) -> Outcome:
+    """INVALID > NO-GO > INCONCLUSIVE > GO; of no candidates: INVALID."""
+    return next((outcome for outcome in SEVERITY if outcome in outcomes), Outcome.INVALID)
+
+
+def to_json(verdict: Verdict) -> bytes:
+    """verdict.json: versioned, strict, floats rounded to 12 digits."""
+    accounting: dict[str, dict[str, Any]] = {}
+    for row in verdict.accounting:
+        states = {state.value: row.states.get(state.value, 0) for state in State}
+        accounting.setdefault(row.variant, {})[row.suite] = {"planned": row.planned, **states, "absent": row.absent}
+    tree = {"schema": SCHEMA, **msgspec.to_builtins(verdict), "accounting": accounting}
+    return encode(tree)
+
+
+def _judge_one(arm: Evidence, gates: Sequence[Gate], found: Sequence[Finding], scope: str) -> CandidateVerdict:
+    own = [finding for finding in found if finding.candidate in ("", arm.candidate)]
+    checks = correct([hold_back(gate.check(arm), own) for gate in gates], arm.alpha)
+    outcome = conclude(checks, own)
+    return CandidateVerdict(
+        outcome=outcome, scope=scope, reasons=tuple(_reasons(outcome, checks, own)), checks=tuple(checks)
+    )
+
+
+def hold_back(check: Check, found: Sequence[Finding]) -> Check:
+    """A suite that cannot count decides nothing, in neither direction."""
+    held = [f.text for f in found if f.level is Level.UNDECIDED and f.suite in ("", check.suite)]
+    if not held or check.outcome is CheckOutcome.INVALID:
+        return check
+    reason = f"held back: {'; '.join(held)} (else: {check.outcome}: {check.reason})"
+    return replace(check, outcome=CheckOutcome.UNDECIDED, reason=reason, p_go=1.0, p_nogo=1.0)
+
+
+def correct(checks: Sequence[Check], alpha: float) -> list[Check]:
+    """NO-GO claims that some suite lost, which gives many chances: Holm over the gating checks. GO needs no correction."""
+    gating = [check for check in checks if check.gating]
+    adjusted = dict(zip((check.gate for check in gating), holm([check.p_nogo for check in gating]), strict=True))
+    corrected: list[Check] = []
+    for check in checks:
+        if check.gating and check.outcome is CheckOutcome.FAILED and adjusted[check.gate] > alpha:
+            reason = f"fails alone, but not after correction for {len(gating)} gates (p = {adjusted[check.gate]:.2g}): {check.reason}"
+            check = replace(check, outcome=CheckOutcome.UNDECIDED, reason=reason)
+        corrected.append(check)
+    return corrected
+
+
+def conclude(checks: Sequence[Check], found: Sequence[Finding]) -> Outcome:
+    """Validity first; then one failed gate stops; GO needs every gate to pass, and at least one gate."""
+    gating = [check.outcome for check in checks if check.gating]
+    if CheckOutcome.INVALID in gating or any(finding.level is Level.INVALID for finding in found):
+        return Outcome.INVALID
+    if CheckOutcome.FAILED in gating:
+        return Outcome.NO_GO
+    passed = bool(gating) and all(outcome is CheckOutcome.PASSED for outcome in gating)
+    held = any(finding.level is Level.UNDECIDED and not finding.suite for finding in found)
+    return Outcome.GO if passed and not held else Outcome.INCONCLUSIVE
+
+
+def _reasons(outcome: Outcome, checks: Sequence[Check], found: Sequence[Finding]) -> list[str]:
+    """What decided, in the order it was found."""
+    if outcome is Outcome.INVALID:
+        faults = [finding.text for finding in found if finding.level is Level.INVALID]
+        return faults + [f"{c.suite}: {c.reason}" for c in checks if c.gating and c.outcome is CheckOutcome.INVALID]
+    deciding = {
+        Outcome.GO: CheckOutcome.PASSED,
+        Outcome.NO_GO: CheckOutcome.FAILED,
+        Outcome.INCONCLUSIVE: CheckOutcome.UNDECIDED,
+    }[outcome]
+    reasons = [f"{c.suite}: {c.reason}" for c in checks if c.gating and c.outcome is deciding]
+    return reasons or ["no gating gate judged this candidate; no checks is not a pass"]
+
+
+def _scope(gathered: Gathered) -> str:
+    """What the verdict speaks for, and what it does not."""
+    plan = gathered.plan
+    suites = ", ".join(f"{suite.name} ({len(suite.samples)} samples)" for suite in plan.suites)
+    longest = max((_tokens(record) for rows in gathered.records.values() for record in rows), default=0)
+    context = f"; contexts up to {longest} tokens were measured"
+    if plan.header.max_context > longest:
+        context += f", of {plan.header.max_context} in the scope"
+    missing = not_covered(plan)
+    parts = [
+        f"speaks for {plan.header.model or 'this model'} only, on {suites}{context}",
+        f"not covered: {', '.join(missing)}" if missing else "",
+        plan.header.note,
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def not_covered(plan: Plan) -> list[str]:
+    """Families a reviewer asks about that no suite of this run measures."""
+    return [family for family in FAMILIES if family not in {suite.family for suite in plan.suites}]
+
+
+def _tokens(record: Any) -> int:
+    return max(
+        (turn.prompt_tokens + max(turn.completion_tokens, len(turn.token_ids)) for turn in record.trajectory.turns),
+        default=0,
+    )
+
+
+def _accounting(gathered: Gathered) -> list[Accounting]:
+    rows: list[Accounting] = []
+    for variant in gathered.plan.variants:
+        for suite in gathered.plan.suites:
+            records = gathered.records[variant.name, suite.name]
+            planned = len(gathered.plan.expected(variant.name, suite)) * suite.epochs
+            distinct = len({(record.sample, record.epoch) for record in records})
+            states = Counter(record.state.value for record in records)
+            rows.append(
+                Accounting(
+                    variant=variant.name,
+                    suite=suite.name,
+                    planned=planned,
+                    states=dict(states),
+                    absent=planned - distinct,
+                )
+            )
+    return rows
