@@ -60,13 +60,11 @@ def missing_bounds(
     worst, best = (itt, itt) if nothing_missing else (test(1.0, 0.0), test(0.0, 1.0))
     limit = margin / 2 if max_missing is None else probability(max_missing, "max_missing")
     p_differential = mcnemar_midp(int((no_cand & ~no_ref).sum()), int((no_ref & ~no_cand).sum()))
-    outcome: MissingOutcome = "ok"
+    outcome: MissingOutcome = "ok" if decision(worst, alpha) == decision(best, alpha) else "disagree"
+    if max(_share(no_ref), _share(no_cand)) > limit:
+        outcome = "too_many"
     if p_differential < DIFFERENTIAL_BELOW:
         outcome = "differential"
-    elif max(_share(no_ref), _share(no_cand)) > limit:
-        outcome = "too_many"
-    elif decision(worst, alpha) != decision(best, alpha):
-        outcome = "disagree"
     return Missing(
         itt=itt,
         worst=worst,
