@@ -40,6 +40,11 @@ class Files(Filing):
         self.folder.append_trace(suite, trace)
         self.progress.step(f"{suite} (reference answers)")
 
+    def failure(self, variant: str, reason: str) -> None:
+        """See `Filing.failure`."""
+        self.folder.set_failed(variant, reason)
+        self.progress.say(f"{reason}; the other variants go on")
+
     def traces(self, plan: Plan) -> dict[tuple[str, str, int], Trace]:
         """What a resumed run already holds."""
         return {(s.name, t.sample, t.epoch): t for s in plan.suites if s.traced for t in self.folder.traces(s.name)}

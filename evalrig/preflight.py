@@ -103,6 +103,7 @@ class Gatekeeper:
         """
         name = engine.variant.name
         found = await prove(engine)
+        self._folder.set_failed(name, "")
         before = self._folder.preflight(name)
         if before is None:
             self._folder.write_preflight(found)

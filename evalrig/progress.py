@@ -45,10 +45,20 @@ class _Row:
     began: float
     shown: float = 0.0
 
+    def step(self) -> None:
+        """Count one; the clock of the rate starts with the suite's first attempt, not with the first engine."""
+        if self.done == self.first:
+            self.began = self.shown = time.monotonic()
+        self.done += 1
+
+    def rate(self) -> float:
+        """Attempts a second since the first one of this process; 0 while too early to tell."""
+        took = time.monotonic() - self.began
+        return (self.done - self.first - 1) / took if took > 1.0 else 0.0
+
     def line(self, suite: str) -> str:
         """`piqa 130/1300 (10 %), 12.3/s, 1:35 left`."""
-        took = time.monotonic() - self.began
-        rate = (self.done - self.first) / took if took > 0 else 0.0
+        rate = self.rate()
         left = (self.total - self.done) / rate if rate else 0.0
         share = 100 * self.done // max(self.total, 1)
         ahead = f", {rate:.1f}/s, {int(left) // 60}:{int(left) % 60:02d} left" if rate else ""
@@ -75,9 +85,7 @@ class Plain:
     def step(self, suite: str) -> None:
         """Count, and now and then say so."""
         row = self._rows[suite]
-        if row.done == row.first:
-            row.began = time.monotonic()  # rates start with the suite's first attempt, not with the first engine
-        row.done += 1
+        row.step()
         now = time.monotonic()
         if row.done == row.total or now - row.shown >= PLAIN_SECONDS:
             row.shown = now
@@ -121,12 +129,8 @@ class Live:
     def step(self, suite: str) -> None:
         """Move one bar."""
         task, row = self._rows[suite]
-        if row.done == row.first:
-            row.began = time.monotonic()
-        row.done += 1
-        took = time.monotonic() - row.began
-        rate = f"{(row.done - row.first) / took:.1f}/s" if took > 0 else ""
-        self._bars.update(task, advance=1, rate=rate)
+        row.step()
+        self._bars.update(task, advance=1, rate=f"{row.rate():.1f}/s" if row.rate() else "")
 
     def end(self) -> None:
         """Leave the bars as they stand."""

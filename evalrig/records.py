@@ -122,6 +122,18 @@ class RunFolder:
         else:
             (self.path / "stopped.json").unlink(missing_ok=True)
 
+    def failed(self, variant: str) -> str:
+        """Why a variant's engine was lost; empty: it was not."""
+        path = self.variant_path(variant) / "failed.json"
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])["reason"] if path.is_file() else ""
+
+    def set_failed(self, variant: str, reason: str) -> None:
+        """Note that a variant's engine was lost; empty: it runs again."""
+        if reason:
+            self.write(f"variants/{variant}/failed.json", _encode({"reason": reason}))
+        else:
+            (self.variant_path(variant) / "failed.json").unlink(missing_ok=True)
+
     def run_text(self) -> str:
         """The resolved run file."""
         return (self.path / "run.yaml").read_text()

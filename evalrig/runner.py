@@ -43,6 +43,10 @@ class Filing(ABC):
     def trace(self, suite: str, trace: Trace) -> None:
         """File a reference continuation."""
 
+    @abstractmethod
+    def failure(self, variant: str, reason: str) -> None:
+        """File that a variant's engine was lost: that variant is INVALID, the others go on."""
+
 
 class Runner(ABC):
     """Carries out the pending cells of a plan."""
@@ -56,5 +60,5 @@ class Runner(ABC):
         """Return when every pending attempt has been filed, or its variant refused by preflight.
 
         Raises:
-            RunError: an engine was lost; what was filed stays, and the run can be resumed.
+            RunError: the reference's engine was lost; what was filed stays, and the run can be resumed.
         """

@@ -25,25 +25,34 @@ MISSING_DISTANCE = 0.05
 
 def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
     """All rules, in the order a reviewer asks."""
-    found = [*_registration(gathered), *_interruption(gathered)]
-    reference = gathered.folder.preflight(REFERENCE)
-    found += _preflight_of(reference, REFERENCE, "")
-    for candidate in gathered.plan.candidates:
-        own = gathered.folder.preflight(candidate)
-        found += _preflight_of(own, candidate, candidate)
-        if reference and own:
-            found += compare(reference, own)
-    found += _again(reference, gathered.folder.preflight(AGAIN))
+    found = [*_registration(gathered), *_interruption(gathered), *_proved(gathered)]
     for suite in gathered.plan.suites:
         for variant in gathered.plan.variants:
-            found += _complete(gathered, suite, variant.name)
-            found += _rows(gathered, suite, variant.name)
+            found += [*_complete(gathered, suite, variant.name), *_rows(gathered, suite, variant.name)]
         for candidate in gathered.plan.candidates:
-            found += _same_tokens(gathered, suite, candidate)
-            found += _lost(gathered, suite, candidate)
+            found += [*_same_tokens(gathered, suite, candidate), *_lost(gathered, suite, candidate)]
     for arm in evidence:
         found += _engaged(arm)
     return [*found, *_noise(gathered)]
+
+
+def _proved(gathered: Gathered) -> Iterator[Finding]:
+    """Each variant on its own, and against the reference."""
+    folder = gathered.folder
+    reference, again = folder.preflight(REFERENCE), folder.preflight(AGAIN)
+    yield from _preflight_of(reference, REFERENCE, "")
+    for candidate in gathered.plan.candidates:
+        own = folder.preflight(candidate)
+        yield from _preflight_of(own, candidate, candidate)
+        if reference and own:
+            yield from compare(reference, own)
+    for variant in gathered.plan.variants:
+        if reason := folder.failed(variant.name):
+            scope = variant.name if variant.role == "candidate" else ""
+            yield Finding(rule="engine lost", level=Level.INVALID, text=reason, candidate=scope)
+    if reference and again and reference.fingerprint != again.fingerprint:
+        text = "reference_again says it is another engine than the reference: A/A compares unlike things"
+        yield Finding(rule="same engine", level=Level.INVALID, text=text)
 
 
 def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
@@ -109,12 +118,6 @@ def _preflight_of(found: Preflight | None, variant: str, scope: str) -> list[Fin
             )
         ]
     return expected(found)
-
-
-def _again(reference: Preflight | None, again: Preflight | None) -> Iterator[Finding]:
-    if reference and again and reference.fingerprint != again.fingerprint:
-        text = "reference_again says it is another engine than the reference: A/A compares unlike things"
-        yield Finding(rule="same engine", level=Level.INVALID, text=text)
 
 
 def _registration(gathered: Gathered) -> Iterator[Finding]:

@@ -118,7 +118,7 @@ class Refengine(Engine):
         return Fingerprint(
             engine="refengine",
             version=str(info["version"]),
-            weights=str(info["weights_format"]),
+            weights=str(info["weights"]),
             kv_cache=str(info["kv_cache_dtype"]),
             weights_digest=str(info["model_sha256"]),
             tokenizer_digest=str(info["tokenizer_sha256"]),

@@ -11,7 +11,13 @@ from evalrig.refengine.model import Architecture
 
 PAGE = 16
 """Tokens a page."""
+BLOCK = 4 * PAGE
+"""Attention runs in blocks cut at multiples of this many positions, and chunks of a prompt end on them: how a prompt is cut
+into chunks, and who else decodes, then cannot change a bit."""
+GROUP_TOKENS = 1024
+"""Tokens gathered at a time for sequences that decode together: keys and values then stay in the processor's cache."""
 NOBODY = -1
+_GENERATION_BITS = 32
 
 
 class PageTagError(RuntimeError):
@@ -51,18 +57,21 @@ class PagedCache:
 
     def __init__(self, architecture: Architecture, kv_format: KvFormat, *, pages: int, rows: int, context: int) -> None:
         """A pool of `pages` pages for at most `rows` sequences of at most `context` tokens."""
-        shape = (pages, PAGE, architecture.kv_heads, architecture.head_dim)
+        shape = (PAGE, architecture.kv_heads, architecture.head_dim)
+        columns = pages_for(-(-context // BLOCK) * BLOCK)
         self.format = kv_format
         self.pages = pages
         self.scales: F32 = np.ones((architecture.layers, 2, architecture.kv_heads, 1), np.float32)
         """[layer, keys | values, head, 1]: what a value is divided by before it is rounded to the format."""
-        self.owner_and_generation: I64 = np.zeros((pages, 2), np.int64)
+        self.owner_and_generation: I64 = np.zeros((pages + 1, 2), np.int64)
         self.owner_and_generation[:, 0] = NOBODY
-        self._pool: F32 = np.zeros((architecture.layers, 2, *shape), np.float32)
-        self._table: I64 = np.full((rows, pages_for(context)), -1, np.int64)
-        self._expected: I64 = np.full((rows, pages_for(context)), -1, np.int64)
-        self._gathered: F32 = np.empty((2, pages_for(context), *shape[1:]), np.float32)
-        self._columns: I64 = np.arange(pages_for(context))
+        # One page more than is ever handed out: it stays zero, and stands in the table where a sequence has no page.
+        self._nothing = pages
+        self._pool: F32 = np.zeros((architecture.layers, 2, pages + 1, *shape), np.float32)
+        self._table: I64 = np.full((rows, columns), self._nothing, np.int64)
+        self._expected: I64 = np.full((rows, columns), NOBODY, np.int64)
+        self._gathered: F32 = np.empty((2, max(columns, GROUP_TOKENS // PAGE), *shape), np.float32)
+        self._columns: I64 = np.arange(columns)
         self._free = list(range(pages))[::-1]
         self._rows = list(range(rows))[::-1]
         self._reserved = 0
@@ -89,12 +98,12 @@ class PagedCache:
 
     def close(self, sequence: CachedSequence) -> None:
         """Gives the sequence's pages and its promise back."""
-        held = self._table[sequence.row, : pages_for(sequence.length)]
-        held = self._table[sequence.row][self._table[sequence.row] >= 0]
+        row = self._table[sequence.row]
+        held = row[row != self._nothing]
         self.owner_and_generation[held, 0] = NOBODY
         self._free.extend(held.tolist()[::-1])
-        self._table[sequence.row] = -1
-        self._expected[sequence.row] = -1
+        row[:] = self._nothing
+        self._expected[sequence.row] = NOBODY
         self._rows.append(sequence.row)
         self._reserved -= sequence.reserved
         sequence.reserved = 0
@@ -105,23 +114,24 @@ class PagedCache:
         if end > sequence.reserved:
             raise OutOfPages(f"sequence {sequence.identity} was promised {sequence.reserved} pages and asks for {end}")
         for column in range(first, end):
-            if self._table[sequence.row, column] >= 0:
+            if self._table[sequence.row, column] != self._nothing:
                 continue  # taken by a step that failed before the sequence's length moved on
             page = self._free.pop()
+            self._pool[:, :, page] = 0  # nothing of its last owner can be read through it
             self.owner_and_generation[page, 0] = sequence.identity
             self.owner_and_generation[page, 1] += 1
             self._table[sequence.row, column] = page
-            self._expected[sequence.row, column] = _tag(sequence.identity, self.owner_and_generation[page, 1])
+            self._expected[sequence.row, column] = sequence.identity << _GENERATION_BITS | int(self.owner_and_generation[page, 1])
 
     def check(self, sequences: Series[CachedSequence], ends: Series[int]) -> None:
         """PageTagError unless every page that `sequences` touch up to `ends` tokens carries their own tag."""
         counts = np.array([pages_for(end) for end in ends])
         rows, width = np.array([sequence.row for sequence in sequences]), int(counts.max())
         tags = self.owner_and_generation[self._table[rows, :width]]
-        right = _tag(tags[..., 0], tags[..., 1]) == self._expected[rows, :width]
+        right = (tags[..., 0] << _GENERATION_BITS | tags[..., 1]) == self._expected[rows, :width]
         right |= self._columns[:width] >= counts[:, None]
         if not right.all():
-            bad = [sequences[index].identity for index in np.flatnonzero(~right.all(axis=1))]
+            bad = [one.identity for one, good in zip(sequences, right.all(axis=1), strict=True) if not good]
             raise PageTagError(f"pages of sequences {bad} carry a foreign owner or generation")
 
     def slots(self, rows: I64, positions: I64) -> tuple[I64, I64]:
@@ -137,12 +147,23 @@ class PagedCache:
     def read(self, layer: int, sequence: CachedSequence, length: int) -> tuple[F32, F32]:
         """Keys [kv_heads, head_dim, length] and values [kv_heads, length, head_dim]; valid until the next read."""
         pages = self._table[sequence.row, : pages_for(length)]
+        keys, values = self._gather(layer, pages)
+        return keys[:length].transpose(1, 2, 0), values[:length].transpose(1, 0, 2)
+
+    def read_group(self, layer: int, sequences: Series[CachedSequence], length: int) -> tuple[F32, F32]:
+        """Keys [n, kv_heads, head_dim, T] and values [n, kv_heads, T, head_dim]; valid until the next read.
+
+        T is `length` rounded up to whole pages; what a sequence does not have is zero. n * T is at most GROUP_TOKENS, or n is 1.
+        """
+        rows = [sequence.row for sequence in sequences]
+        keys, values = self._gather(layer, self._table[rows, : pages_for(length)].ravel())
+        shape = (len(rows), -1, *keys.shape[1:])
+        return keys.reshape(shape).transpose(0, 2, 3, 1), values.reshape(shape).transpose(0, 2, 1, 3)
+
+    def _gather(self, layer: int, pages: I64) -> tuple[F32, F32]:
+        """Keys and values of `pages`, one after another: both [len(pages) * PAGE, kv_heads, head_dim]."""
         keys, values = self._gathered[:, : len(pages)]
-        np.take(self._pool[layer, 0], pages, axis=0, out=keys, mode="clip")
-        np.take(self._pool[layer, 1], pages, axis=0, out=values, mode="clip")
+        self._pool[layer, 0].take(pages, axis=0, out=keys, mode="clip")
+        self._pool[layer, 1].take(pages, axis=0, out=values, mode="clip")
         flat = (-1, *keys.shape[2:])
-        return keys.reshape(flat)[:length].transpose(1, 2, 0), values.reshape(flat)[:length].transpose(1, 0, 2)
-
-
-def _tag(owner: I64, generation: I64) -> I64:
-    return owner << 32 | generation
+        return keys.reshape(flat), values.reshape(flat)

@@ -11,7 +11,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from evalrig.errors import UsageError
-from evalrig.refengine.cache import PAGE, PagedCache
+from evalrig.refengine.cache import BLOCK, PAGE, PagedCache
 from evalrig.refengine.chat_template import ChatTemplate
 from evalrig.refengine.exactness import batch_invariant
 from evalrig.refengine.formats import KV_FORMATS, WEIGHT_FORMATS, KvFormat
@@ -19,7 +19,7 @@ from evalrig.refengine.gguf_file import GgufFile, open_gguf
 from evalrig.refengine.model import Architecture, Model, load_model, read_architecture
 from evalrig.refengine.requests import Limits
 from evalrig.refengine.scheduler import Scheduler
-from evalrig.refengine.step import BLOCK, EXACT_ROWS, Stepper
+from evalrig.refengine.step import Stepper
 from evalrig.refengine.tokenizer import Tokenizer
 
 DEFAULT_POOL_BYTES = 180 << 20
@@ -177,8 +177,9 @@ def start_engine(settings: Settings) -> Engine:
     model, tokenizer = load_model(file, WEIGHT_FORMATS[settings.weights]), Tokenizer(file)
     cache = PagedCache(shape, kv_format, pages=pages, rows=settings.max_running, context=context)
     cache.scales[:] = settings.kv_scale
-    stepper = Stepper(model, cache, context=context, exact=settings.exact)
-    holds = _self_check(settings, shape, kv_format, stepper, model)
+    holds = _self_check(settings, shape, kv_format, model)
+    # Where padding does not make results independent of the batch, it would only cost time.
+    stepper = Stepper(model, cache, context=context, exact=settings.exact and holds)
     scheduler = Scheduler(stepper, cache, tokenizer, chunk=settings.chunk)
     scheduler.start()
     return Engine(
@@ -195,11 +196,12 @@ def start_engine(settings: Settings) -> Engine:
     )
 
 
-def _self_check(settings: Settings, shape: Architecture, kv_format: KvFormat, stepper: Stepper, model: Model) -> bool:
-    """Runs the check on a small cache of its own, so that it neither needs room in the real one nor leaves traces there."""
-    cache = PagedCache(shape, kv_format, pages=16, rows=8, context=256)
+def _self_check(settings: Settings, shape: Architecture, kv_format: KvFormat, model: Model) -> bool:
+    """Runs the check on a small cache of its own: it needs no room in the real one and leaves no trace there."""
+    cache = PagedCache(shape, kv_format, pages=32, rows=8, context=4 * BLOCK)
     cache.scales[:] = settings.kv_scale
-    return batch_invariant(Stepper(model, cache, context=256, exact=stepper.pad == EXACT_ROWS), cache, shape.vocabulary)
+    stepper = Stepper(model, cache, context=4 * BLOCK, exact=settings.exact)
+    return batch_invariant(stepper, cache, shape.vocabulary)
 
 
 def _context(settings: Settings, shape: Architecture, pages: int) -> int:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from evalrig.refengine.arrays import F32
-from evalrig.refengine.cache import PagedCache
-from evalrig.refengine.step import BLOCK, Slice, Stepper
+from evalrig.refengine.cache import BLOCK, PagedCache
+from evalrig.refengine.step import Slice, Stepper
 
 _PROBE = 19
 """Tokens of the probed sequence: no multiple of any row count a kernel works in."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from evalrig.refengine.arrays import F32
-from evalrig.refengine.cache import OutOfPages, PagedCache
+from evalrig.refengine.cache import BLOCK, OutOfPages, PagedCache
 from evalrig.refengine.jobs import Job, JobSpec, Update
 from evalrig.refengine.logprobs import row_logprobs
 from evalrig.refengine.metrics import Counters
@@ -139,11 +139,14 @@ class Scheduler:
     def _plan(self) -> list[_Part]:
         """The next step: every decoding job, then prompts in order of arrival, as many tokens as fit."""
         parts: list[_Part] = []
-        left, start = max(self._chunk, 1), 0
+        left, start, prefilling = self._chunk, 0, False
         decoding = [job for job in self._running if job.output_ids]
         for job in [*decoding, *(job for job in self._running if not job.output_ids)]:
             assert job.sequence is not None, "a running job has its place in the cache"
             first = job.sequence.length
+            if not job.output_ids and not prefilling:
+                # Decoding jobs may leave less room than a block; the first prompt in line still moves on.
+                prefilling, left = True, max(left, BLOCK)
             count = 1 if job.output_ids else chunk_length(left, first, len(job.spec.prompt))
             if count == 0:
                 continue

@@ -23,6 +23,8 @@ class Board:
         self.left = {cell: deque(samples) for cell, samples in work.pending.items()}
         self.open = {cell: len(samples) for cell, samples in work.pending.items()}
         self.holders: dict[int, str] = {}
+        """Slot -> the variant whose engine it keeps running."""
+        self.busy: set[int] = set()
         # a resumed run may hold all of the reference's attempts: it was proved when it made them
         self.proved = set() if any(cell.variant == REFERENCE for cell in work.pending) else {REFERENCE}
         self.refused: set[str] = set()
@@ -31,6 +33,8 @@ class Board:
     async def next(self, slot: int) -> Cell | None:
         """The cell this engine process should work on; waits while others must finish first; None: nothing is left."""
         async with self.changed:
+            self.busy.discard(slot)
+            self.changed.notify_all()
             while True:
                 todo = [cell for cell, rest in self.left.items() if rest and cell.variant not in self.refused]
                 if not todo or REFERENCE in self.refused:
@@ -38,8 +42,9 @@ class Board:
                 ready = [cell for cell in todo if self._ready(cell)]
                 if cell := self._pick(slot, ready):
                     self.holders[slot] = cell.variant
+                    self.busy.add(slot)
                     return cell
-                if not self._others_work(slot):
+                if not self.busy:
                     raise EngineError("no cell can start: the reference's traces are incomplete")
                 await self.changed.wait()
 
@@ -56,6 +61,7 @@ class Board:
                 self.open[ended] -= 1
             if gone is not None:
                 self.holders.pop(gone, None)
+                self.busy.discard(gone)
             self.changed.notify_all()
 
     def _ready(self, cell: Cell) -> bool:
@@ -74,10 +80,8 @@ class Board:
         if free := [cell for cell in ready if cell.variant not in others]:
             return free[0]
         crowded = max(ready, key=lambda cell: len(self.left[cell]), default=None)
-        return crowded if crowded and len(self.left[crowded]) > self.join_above else None
-
-    def _others_work(self, slot: int) -> bool:
-        return any(other != slot for other in self.holders)
+        worth = crowded is not None and (len(self.left[crowded]) > self.join_above or not self.busy)
+        return crowded if worth else None
 
 
 class Local(Runner):
@@ -98,15 +102,22 @@ class Local(Runner):
         engine: Engine | None = None
         try:
             while cell := await board.next(slot):
-                if engine is None or engine.variant.name != cell.variant:
-                    if engine is not None:
-                        await engine.stop()
-                    engine = await self._start(board.work, cell.variant)
-                    if not await board.work.preflight(engine):
-                        await board.note(refused=cell.variant)
-                        continue
-                    await board.note(proved=cell.variant)
-                await self._cell(engine, cell, board)
+                if engine is not None and (engine.variant.name != cell.variant or not engine.alive()):
+                    await engine.stop()
+                    engine = None
+                try:
+                    if engine is None:
+                        engine = await self._start(board.work, cell.variant)
+                        if not await board.work.preflight(engine):
+                            await board.note(refused=cell.variant)
+                            continue
+                        await board.note(proved=cell.variant)
+                    await self._cell(engine, cell, board)
+                except EngineError as error:
+                    if cell.variant in (REFERENCE, AGAIN):
+                        raise  # without them nothing can be compared
+                    board.work.file.failure(cell.variant, str(error))
+                    await board.note(refused=cell.variant)
         finally:
             if engine is not None:
                 await engine.stop()
@@ -133,9 +144,12 @@ class Local(Runner):
                 await _one(engine, cell, queue.popleft(), board.work)
                 await board.note(ended=cell)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._lanes(engine.variant), len(queue))):
-                group.create_task(lane())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._lanes(engine.variant), len(queue))):
+                    group.create_task(lane())
+        except ExceptionGroup as errors:
+            raise _first(errors) from None
 
     def _lanes(self, variant: Variant) -> int:
         """`reference_again` runs in another batch composition: that difference is the noise floor."""
