@@ -77,14 +77,16 @@ def _one_blas_thread(threads: int) -> None:
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """Before the server runs, and again when it has shut down (it raises the signal it caught once more): the end, in order."""
+    """Before the server runs, and again when it has shut down (it raises the signal it caught once more): the end, in
+    order."""
     sys.exit(0)
 
 
 def _die_with_parent(parent: int) -> None:
     """Ends this process when process `parent` ends, also by SIGKILL.
 
-    The kernel's signal is tied to the thread that started us, which may end long before its process: so it only makes us look.
+    The kernel's signal is tied to the thread that started us, which may end long before its process: so it only makes
+    us look.
     """
 
     def look(signum: int, frame: FrameType | None) -> None:

@@ -129,7 +129,8 @@ class _Writer:
         return [[value, token, self.text(token)] for value, token in zip(logprobs, ids, strict=False)]
 
     def top(self, row: RowLogprobs) -> list[_Entry]:
-        assert row.top_logprobs is not None and row.top_ids is not None, "asked for with the wish"
+        assert row.top_logprobs is not None, "asked for with the wish"
+        assert row.top_ids is not None, "asked for with the wish"
         return self.entries(row.top_logprobs.tolist(), row.top_ids.tolist())
 
     def wanted(self, row: RowLogprobs, ids: Sequence[int]) -> list[_Entry]:

@@ -1,4 +1,5 @@
-"""The paged KV cache: pages of 16 tokens, each with an owner and a generation, handed out to sequences and checked at every step."""
+"""The paged KV cache: pages of 16 tokens, each with an owner and a generation, handed out to sequences and checked at
+every step."""
 
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from evalrig.refengine.model import Architecture
 PAGE = 16
 """Tokens a page."""
 BLOCK = 4 * PAGE
-"""Attention runs in blocks cut at multiples of this many positions, and chunks of a prompt end on them: how a prompt is cut
-into chunks, and who else decodes, then cannot change a bit."""
+"""Attention runs in blocks cut at multiples of this many positions, and chunks of a prompt end on them: how a prompt is
+cut into chunks, and who else decodes, then cannot change a bit."""
 GROUP_TOKENS = 1024
 """Tokens gathered at a time for sequences that decode together: keys and values then stay in the processor's cache."""
 NOBODY = -1
@@ -21,7 +22,8 @@ _GENERATION_BITS = 32
 
 
 class PageTagError(RuntimeError):
-    """A sequence was about to touch a page that is not its own, or not the generation it was given: the numbers would be wrong."""
+    """A sequence was about to touch a page that is not its own, or not the generation it was given: the numbers would
+    be wrong."""
 
 
 class OutOfPages(RuntimeError):
@@ -50,9 +52,9 @@ def pages_for(tokens: int) -> int:
 class PagedCache:
     """Keys and values of all sequences, in physical pages of one pool.
 
-    A sequence's pages are reserved when it is opened and taken when it grows, so a running sequence never runs out. Each page's
-    tag is (owner, generation); the generation counts how often the page was handed out, so that a stale table entry is caught
-    even if the page went back to the same owner.
+    A sequence's pages are reserved when it is opened and taken when it grows, so a running sequence never runs out.
+    Each page's tag is (owner, generation); the generation counts how often the page was handed out, so that a stale
+    table entry is caught even if the page went back to the same owner.
     """
 
     def __init__(self, architecture: Architecture, kv_format: KvFormat, *, pages: int, rows: int, context: int) -> None:
@@ -121,7 +123,8 @@ class PagedCache:
             self.owner_and_generation[page, 0] = sequence.identity
             self.owner_and_generation[page, 1] += 1
             self._table[sequence.row, column] = page
-            self._expected[sequence.row, column] = sequence.identity << _GENERATION_BITS | int(self.owner_and_generation[page, 1])
+            generation = int(self.owner_and_generation[page, 1])
+            self._expected[sequence.row, column] = sequence.identity << _GENERATION_BITS | generation
 
     def check(self, sequences: Series[CachedSequence], ends: Series[int]) -> None:
         """PageTagError unless every page that `sequences` touch up to `ends` tokens carries their own tag."""
@@ -153,7 +156,8 @@ class PagedCache:
     def read_group(self, layer: int, sequences: Series[CachedSequence], length: int) -> tuple[F32, F32]:
         """Keys [n, kv_heads, head_dim, T] and values [n, kv_heads, T, head_dim]; valid until the next read.
 
-        T is `length` rounded up to whole pages; what a sequence does not have is zero. n * T is at most GROUP_TOKENS, or n is 1.
+        T is `length` rounded up to whole pages; what a sequence does not have is zero. n * T is at most GROUP_TOKENS,
+        or n is 1.
         """
         rows = [sequence.row for sequence in sequences]
         keys, values = self._gather(layer, self._table[rows, : pages_for(length)].ravel())

@@ -1,4 +1,5 @@
-"""The model's chat template: messages to the text that the model was trained on, in a sandbox, because it comes with the model."""
+"""The model's chat template: messages to the text that the model was trained on, in a sandbox, because it comes with
+the model."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
-        environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+        functions: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _now}
+        environment.globals.update(functions)
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:

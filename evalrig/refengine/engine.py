@@ -162,7 +162,8 @@ class Engine:
 
 
 def start_engine(settings: Settings) -> Engine:
-    """Loads the model, checks exactness and starts the compute thread. UsageError says what in `settings` cannot be had."""
+    """Loads the model, checks exactness and starts the compute thread. UsageError says what in `settings` cannot be
+    had."""
     began = time.perf_counter()
     file = open_gguf(settings.model)
     shape, kv_format = read_architecture(file), KV_FORMATS[settings.kv_cache]

@@ -1,4 +1,5 @@
-"""Does a row's result depend on what else is in the batch? Measured at start, with the very model and BLAS kernel that will serve."""
+"""Does a row's result depend on what else is in the batch? Measured at start, with the very model and BLAS kernel that
+will serve."""
 
 import numpy as np
 

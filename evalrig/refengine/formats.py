@@ -1,4 +1,5 @@
-"""Number formats of weights and of the KV cache: how a value is rounded to the format, and what it would cost in the format.
+"""Number formats of weights and of the KV cache: how a value is rounded to the format, and what it would cost in the
+format.
 
 The values stay float32 and lie exactly on the format's grid; bytes are accounted as if they were stored in the format.
 """

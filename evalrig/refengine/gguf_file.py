@@ -72,8 +72,8 @@ def open_gguf(path: Path) -> GgufFile:
 def undo_rotary_permutation(weight: F32, heads: int) -> F32:
     """Rows of a query or key matrix [heads * head_dim, in] in the order of the original checkpoint.
 
-    For the llama architecture, llama.cpp's converter interleaves the two halves of each head, because its rotary embedding
-    turns neighbouring pairs; ours turns element i with element i + head_dim / 2.
+    For the llama architecture, llama.cpp's converter interleaves the two halves of each head, because its rotary
+    embedding turns neighbouring pairs; ours turns element i with element i + head_dim / 2.
     """
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)

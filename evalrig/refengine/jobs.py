@@ -96,7 +96,8 @@ class Clock:
 
 
 class Job:
-    """A running job. Only the compute thread changes it; its lists grow at the end, so that others may read what an Update counted."""
+    """A running job. Only the compute thread changes it; its lists grow at the end, so that others may read what an
+    Update counted."""
 
     def __init__(self, spec: JobSpec, tokenizer: Tokenizer, notify: Callable[[Update], None]) -> None:
         self.spec, self.notify, self.clock = spec, notify, Clock()

@@ -7,7 +7,8 @@ import numpy as np
 from evalrig.refengine.arrays import F32, I64
 
 _PIECE = 64
-"""Logits a piece when looking for the best K: the K-th best of the pieces' maxima bounds the K-th best logit from below."""
+"""Logits a piece when looking for the best K: the K-th best of the pieces' maxima bounds the K-th best logit from
+below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,8 @@ class LogprobWish:
     """What a request wants to know at each position."""
 
     start: int
-    """First prompt position with an entry (its own is always null, as in SGLang); the prompt's length for outputs only."""
+    """First prompt position with an entry (its own is always null, as in SGLang); the prompt's length for outputs
+    only."""
     top: int = 0
     """How many of the best tokens; 0 for none."""
     ids: tuple[int, ...] | None = None

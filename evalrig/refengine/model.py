@@ -102,7 +102,8 @@ def _refuse_variations(file: GgufFile, found: Architecture) -> None:
 
 
 def load_model(file: GgufFile, weight_format: WeightFormat) -> Model:
-    """Reads all weights, rounds them to `weight_format` and lays them out. Peak memory is one matrix above the result."""
+    """Reads all weights, rounds them to `weight_format` and lays them out. Peak memory is one matrix above the
+    result."""
     architecture = read_architecture(file)
     rounded = round_bf16 if weight_format.rest_bytes == 2 else _copy
     embedding = np.ascontiguousarray(rounded(file.tensor("token_embd.weight")).T)

@@ -1,4 +1,5 @@
-"""`/generate`: a JSON object in SGLang's dialect to checked jobs. Errors carry the words of the recorded server where it has any."""
+"""`/generate`: a JSON object in SGLang's dialect to checked jobs. Errors carry the words of the recorded server where
+it has any."""
 
 import math
 import secrets
@@ -210,7 +211,8 @@ def read_stop(fields: Fields, limits: Limits) -> StopRules:
 
 
 def check_room(prompt: Sequence[int], most: int, limits: Limits) -> None:
-    """BadRequest unless the prompt is not empty, inside the vocabulary, and fits with its answer into context and pool."""
+    """BadRequest unless the prompt is not empty, inside the vocabulary, and fits with its answer into context and
+    pool."""
     if most < 0:
         raise BadRequest(f"max_new_tokens must be at least 0, got {most}.")
     if not prompt:

@@ -1,4 +1,5 @@
-"""Continuous batching: a compute thread that joins waiting jobs, runs one step over all of them, and lets finished ones leave."""
+"""Continuous batching: a compute thread that joins waiting jobs, runs one step over all of them, and lets finished ones
+leave."""
 
 import logging
 import threading
@@ -17,7 +18,8 @@ from evalrig.refengine.step import Slice, Stepper, chunk_length
 from evalrig.refengine.tokenizer import Tokenizer
 
 HEAD_ROWS = 96
-"""Rows of logits held at a time: a multiple of the exact mode's row count, and small enough to stay near the processor."""
+"""Rows of logits held at a time: a multiple of the exact mode's row count, and small enough to stay near the
+processor."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ class Scheduler:
         self._thread.join(timeout_s)
 
     def submit(self, spec: JobSpec, notify: Callable[[Update], None]) -> Job:
-        """Queues a job. `notify` is called on the compute thread: for every token of a streamed job, else once at the end."""
+        """Queues a job. `notify` is called on the compute thread: for every token of a streamed job, else once at the
+        end."""
         job = Job(spec, self._tokenizer, notify)
         with self._wake:
             self._waiting.append(job)
@@ -74,7 +77,8 @@ class Scheduler:
         return job
 
     def abort(self, job: Job) -> None:
-        """Drops a job nobody waits for any more: its pages are free after the step in progress. Nothing happens if it is over."""
+        """Drops a job nobody waits for any more: its pages are free after the step in progress. Nothing happens if it
+        is over."""
         with self._wake:
             if job.finish is None:
                 self._aborted.add(job)
@@ -124,8 +128,8 @@ class Scheduler:
         began = time.perf_counter()
         try:
             self._harvest(parts, self._stepper.run([part.slice for part in parts]))
-        # The one boundary of the engine: whatever breaks inside a step is the fault of the engine, not of the clients. The jobs
-        # in it are answered with an error, nobody else's job is touched, and the traceback is in the log.
+        # The one boundary of the engine: whatever breaks inside a step is the fault of the engine, not of the clients.
+        # The jobs in it are answered with an error, nobody else's job is touched, and the traceback is in the log.
         except Exception as error:  # noqa: BLE001
             _log.exception("step failed; %d requests in it are failed", len(parts))
             for part in parts:
@@ -157,7 +161,8 @@ class Scheduler:
         return parts
 
     def _harvest(self, parts: list[_Part], hidden: F32) -> None:
-        """Turns the step's hidden states into logprobs and next tokens, computing logits only for the rows that need them."""
+        """Turns the step's hidden states into logprobs and next tokens, computing logits only for the rows that need
+        them."""
         wanted = [(part, offset) for part in parts for offset in self._rows_wanted(part)]
         for begin in range(0, len(wanted), HEAD_ROWS):
             batch = wanted[begin : begin + HEAD_ROWS]

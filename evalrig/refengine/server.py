@@ -1,4 +1,5 @@
-"""The HTTP side: routes in SGLang's dialect over one engine. Requests wait here; the numbers are made on the compute thread."""
+"""The HTTP side: routes in SGLang's dialect over one engine. Requests wait here; the numbers are made on the compute
+thread."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -43,7 +44,8 @@ class ClientGone(Exception):
 
 
 class Flight:
-    """The jobs of one HTTP request while they run: news from the compute thread, and their end when the client leaves."""
+    """The jobs of one HTTP request while they run: news from the compute thread, and their end when the client
+    leaves."""
 
     def __init__(self, engine: Engine, specs: Sequence[JobSpec]) -> None:
         self._engine = engine
@@ -62,7 +64,8 @@ class Flight:
         return listen
 
     async def updates(self) -> AsyncIterator[tuple[int, Update]]:
-        """(job's index, update), until every job has ended. EngineFailure when one broke. Leaving early aborts the rest."""
+        """(job's index, update), until every job has ended. EngineFailure when one broke. Leaving early aborts the
+        rest."""
         open_jobs = set(range(len(self.jobs)))
         try:
             while open_jobs:

@@ -10,8 +10,9 @@ from evalrig.refengine.cache import BLOCK, GROUP_TOKENS, CachedSequence, PagedCa
 from evalrig.refengine.model import Layer, Model
 
 EXACT_ROWS = 12
-"""In exact mode a matrix product always has a multiple of this many rows, so that the library's kernel takes the same path
-for a row whatever else is in the batch. The self-check at start tells whether that is enough with the kernel in use."""
+"""In exact mode a matrix product always has a multiple of this many rows, so that the library's kernel takes the same
+path for a row whatever else is in the batch. The self-check at start tells whether that is enough with the kernel in
+use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
-    """A part of a slice inside one attention block: packed rows start..stop are positions first..end of the sequence."""
+    """A part of a slice inside one attention block: packed rows start..stop are positions first..end of the
+    sequence."""
 
     start: int
     stop: int
@@ -76,7 +78,8 @@ class Stepper:
         self._logits: F32 = np.empty((0, shape.vocabulary), np.float32)
 
     def run(self, work: Series[Slice]) -> F32:
-        """Appends each slice to its sequence; returns the final hidden states, packed in the order of `work`: [N, width].
+        """Appends each slice to its sequence; returns the final hidden states, packed in the order of `work`: [N,
+        width].
 
         PageTagError when a page that the step would touch is not the sequence's own; nothing is computed then.
         """
@@ -103,7 +106,8 @@ class Stepper:
     def _padded(self, rows: int) -> int:
         if self.exact:
             return -(-rows // EXACT_ROWS) * EXACT_ROWS
-        # A single row runs as a matrix-vector product; two or three cost more than four, which a kernel takes at a time.
+        # A single row runs as a matrix-vector product; two or three cost more than four, which a kernel takes at a
+        # time.
         return rows if rows == 1 else -(-rows // 4) * 4
 
     def _plan(self, work: Series[Slice]) -> _Plan:
@@ -194,7 +198,8 @@ def _segments(work: Series[Slice]) -> list[_Segment]:
         first, end = item.sequence.length, item.sequence.length + len(item.tokens)
         while first < end:
             start, cut = (segments[-1].stop if segments else 0), min(end, _block_end(first))
-            segments.append(_Segment(start=start, stop=start + cut - first, sequence=item.sequence, first=first, end=cut))
+            stop = start + cut - first
+            segments.append(_Segment(start=start, stop=stop, sequence=item.sequence, first=first, end=cut))
             first = cut
     return segments
 

@@ -14,7 +14,8 @@ from evalrig.errors import UsageError
 from evalrig.refengine.gguf_file import GgufFile
 
 _CONTROL, _USER_DEFINED = 3, 4
-"""`tokenizer.ggml.token_type`: a token that steers the model, and one the model's authors added; both are found in text before BPE."""
+"""`tokenizer.ggml.token_type`: a token that steers the model, and one the model's authors added; both are found in text
+before BPE."""
 
 
 def _smollm() -> Any:
@@ -61,7 +62,8 @@ class Tokenizer:
         return len(self._tokens)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognised. `add_special`: a BOS if the model wants one."""
+        """Token ids of `text`; special tokens written out in it are recognised. `add_special`: a BOS if the model wants
+        one."""
         ids = self._fast.encode(text, add_special_tokens=False).ids
         return [self.bos_id, *ids] if add_special and self.add_bos else ids
 
