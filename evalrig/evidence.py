@@ -149,7 +149,7 @@ def _distances(sample: str, reference: Columns, candidate: Columns) -> Distances
     n = len(broken)
     return Distances(
         kl=_spread(rows.kl, whole),
-        prompt=np.full(n, sample, dtype=np.str_),
+        prompt=np.full(n, sample),
         position=np.arange(1, n + 1, dtype=np.int64),
         tail=_spread(rows.tail_reference, whole),
         same_top=_spread(rows.top1_same, whole) == 1.0,

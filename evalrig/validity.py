@@ -19,6 +19,8 @@ from evalrig.plan import SuitePlan, sample_digest
 from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, REFERENCE, Finding, Level, Preflight, State
 
+ABSENT = "every attempt made"
+"""Rule that most often follows from another: an interruption, a refused or lost engine."""
 MISSING_DISTANCE = 0.05
 """Largest share of unscored prompts in an arm of a distance suite."""
 
@@ -160,7 +162,7 @@ def _complete(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Fi
         yield Finding(rule="complete", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
     if absent:
         text = f"{where}: {absent} of {len(planned)} planned attempts have no record"
-        yield Finding(rule="complete", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
+        yield Finding(rule=ABSENT, level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
 
 
 def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from evalrig.types import (
     State,
     Verdict,
 )
-from evalrig.validity import findings
+from evalrig.validity import ABSENT, findings
 
 SCHEMA = 1
 """Of verdict.json. History: 1, the first."""
@@ -123,8 +123,12 @@ def conclude(checks: Sequence[Check], found: Sequence[Finding]) -> Outcome:
 def _reasons(outcome: Outcome, checks: Sequence[Check], found: Sequence[Finding]) -> list[str]:
     """What decided, in the order it was found."""
     if outcome is Outcome.INVALID:
-        faults = [finding.text for finding in found if finding.level is Level.INVALID]
-        return faults + [f"{c.suite}: {c.reason}" for c in checks if c.gating and c.outcome is CheckOutcome.INVALID]
+        faults = [finding for finding in found if finding.level is Level.INVALID]
+        roots = [
+            finding for finding in faults if finding.rule != ABSENT
+        ] or faults  # what is absent follows from a root
+        voids = [f"{c.suite}: {c.reason}" for c in checks if c.gating and c.outcome is CheckOutcome.INVALID]
+        return [finding.text for finding in roots] or voids
     deciding = {
         Outcome.GO: CheckOutcome.PASSED,
         Outcome.NO_GO: CheckOutcome.FAILED,

@@ -1,0 +1,151 @@
+"""A bigram model over 64 tokens as an engine of its own (`kind: toys.engine`), with the faults a test asks for.
+
+In-process and exact, so that whole runs take a second. It writes down every answer it gave where asked to:
+that file is what the `replay` engine answers from.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig.errors import EngineError
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+
+VOCABULARY = 64
+END = 1
+
+
+def table(noise: float = 0.0, seed: int = 0) -> np.ndarray:
+    """Log-probabilities [V, V]: of the next token, by the one before."""
+    logits = 3.0 * np.random.default_rng(7).standard_normal((VOCABULARY, VOCABULARY))
+    logits += noise * np.random.default_rng(1000 + seed).standard_normal((VOCABULARY, VOCABULARY))
+    return (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)
+
+
+def tokens(text: str) -> tuple[int, ...]:
+    """One token a character."""
+    return tuple(2 + ord(letter) % (VOCABULARY - 2) for letter in text)
+
+
+@dataclass(kw_only=True)
+class ToyOptions:
+    noise: float = 0.0
+    """Standard deviation of what is added to the logits: the variant's damage."""
+    seed: int = 0
+    jitter: float = 0.0
+    """As noise, but other in every process: what a real reference does to itself."""
+    says_weights: str = "bf16"
+    says_kv_cache: str = "bf16"
+    template: str = "<{role}>{content}\n"
+    delay: float = 0.0
+    """Seconds a call takes."""
+    fail_start: str = ""
+    """Do not start, for this reason."""
+    die_after: int = 0
+    """Be dead from this call on."""
+    refuse_every: int = 0
+    """Every so many scorings fail, as an overloaded engine's would."""
+    nan_every: int = 0
+    """Every so many scorings hold a NaN."""
+    record: str = ""
+    """Append every question with its answer to this file."""
+
+
+class Toy(Engine):
+    Options = ToyOptions
+    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    starts: ClassVar[int] = 0
+
+    def __init__(self, variant: Variant, options: ToyOptions, launch: Launch) -> None:
+        super().__init__(variant, options, launch)
+        self.options: ToyOptions = options
+        self.calls = self.scorings = 0
+        self.table: np.ndarray | None = None
+        self.lines: list[bytes] = []
+
+    async def start(self) -> None:
+        if self.options.fail_start:
+            raise EngineError(f"{self.variant.name}: {self.options.fail_start}")
+        Toy.starts += 1
+        noise = float(np.hypot(self.options.noise, self.options.jitter))
+        self.table = table(noise, self.options.seed + (Toy.starts if self.options.jitter else 0))
+        if self.options.record:
+            said = {"fingerprint": await self.fingerprint(), "capacity": await self.capacity()}
+            self.lines.append(msgspec.json.encode(said))
+
+    async def stop(self) -> None:
+        if self.table is not None and self.options.record:
+            with Path(self.options.record).open("ab") as file:
+                file.writelines(line + b"\n" for line in self.lines)
+        self.table = None
+
+    def alive(self) -> bool:
+        return self.table is not None and not 0 < self.options.die_after <= self.calls
+
+    async def fingerprint(self) -> Fingerprint:
+        return Fingerprint(
+            engine="toy", version="1", weights=self.options.says_weights, kv_cache=self.options.says_kv_cache
+        )
+
+    async def capacity(self) -> Capacity:
+        wide = self.options.says_kv_cache == "bf16"
+        return Capacity(kv_tokens=1000 if wide else 2000, kv_bytes_per_token=4.0 if wide else 2.0, weight_bytes=8192)
+
+    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        await self._call()
+        if isinstance(prompt, str):
+            return self._said(tokens(prompt), "tokenize", prompt)
+        text = "".join(self.options.template.format(role=m.role, content=m.content) for m in prompt)
+        return self._said(tokens(text), "tokenize", [[m.role, m.content] for m in prompt])
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        await self._call()
+        rng = np.random.default_rng(sampling.seed)
+        new: list[int] = []
+        while len(new) < sampling.max_tokens and END not in new:
+            before = new[-1] if new else ids[-1]
+            p = np.exp(self._rows([before])[0].astype(np.float64))
+            new.append(int(rng.choice(VOCABULARY, p=p / p.sum())))
+        finish = "stop" if new[-1] == END else "length"
+        answer: dict[str, Any] = {"text": "".join(map(chr, (33 + t for t in new))), "token_ids": new, "finish": finish}
+        self._said(answer, "generate", list(ids), sampling.max_tokens, sampling.seed)
+        return msgspec.convert({"prompt_tokens": len(ids), "completion_tokens": len(new), **answer}, Completion)
+
+    async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        await self._call()
+        self.scorings += 1
+        if self.options.refuse_every and self.scorings % self.options.refuse_every == 0:
+            raise EngineError(f"{self.variant.name}: HTTP 503")
+        rows = self._rows(ids[start - 1 : -1])
+        logprobs = rows[np.arange(len(rows)), list(ids[start:])].copy()
+        if self.options.nan_every and self.scorings % self.options.nan_every == 0:
+            logprobs[0] = np.nan
+        k = VOCABULARY if top_k < 0 else top_k
+        order = np.argsort(-rows, axis=1, kind="stable")[:, :k].astype(np.int32)
+        top = np.take_along_axis(rows, order, 1)
+        answer = {"logprobs": logprobs.tolist(), "top_ids": order.tolist(), "top_logprobs": top.tolist()}
+        self._said(answer if k else {"logprobs": logprobs.tolist()}, "score", list(ids), start, top_k)
+        return Scoring(token_ids=np.asarray(ids[start:], np.int32), logprobs=logprobs, top_ids=order, top_logprobs=top)
+
+    def _rows(self, before: Sequence[int]) -> np.ndarray:
+        if self.table is None:
+            raise EngineError(f"{self.variant.name}: not started")
+        return self.table[list(before)]
+
+    async def _call(self) -> None:
+        self.calls += 1
+        if self.options.delay:
+            await asyncio.sleep(self.options.delay)
+        if not self.alive():
+            raise EngineError(f"{self.variant.name}: connection refused")
+
+    def _said(self, answer: Any, *ask: Any) -> Any:
+        if self.options.record:
+            self.lines.append(msgspec.json.encode({"ask": ask, "answer": answer}))
+        return answer
