@@ -150,7 +150,7 @@ class Stepper:
         weights = mine.transpose(1, 2, 0, 3).reshape(shape.kv_heads, group * rows, shape.head_dim) @ keys
         weights.reshape(shape.kv_heads, group, rows, segment.end)[..., segment.first :] += self._future[:rows, :rows]
         _softmax(weights)
-        mixed = (weights @ values).reshape(shape.kv_heads, group, rows, shape.head_dim)
+        mixed: F32 = np.matmul(weights, values).reshape(shape.kv_heads, group, rows, shape.head_dim)
         return mixed.transpose(2, 0, 1, 3).reshape(rows, -1)
 
     def _attend_group(self, index: int, queries: F32, group: _Group) -> F32:
@@ -159,7 +159,8 @@ class Stepper:
         weights = queries[group.rows].reshape(rows, shape.kv_heads, -1, shape.head_dim) @ keys
         weights += group.mask
         _softmax(weights)
-        return (weights @ values).reshape(rows, -1)
+        mixed: F32 = np.matmul(weights, values).reshape(rows, -1)
+        return mixed
 
     def _feed_forward(self, layer: Layer, hidden: F32) -> None:
         both = self._normalise(hidden, layer.mlp_norm) @ layer.gate_up
