@@ -292,3 +292,18 @@ def test_uneven_clusters_weigh_items_not_clusters():
     assert t.estimate == 0.25
     alone = cluster_t([1.0, 0.5], [1, 1])
     assert (alone.low, alone.high, alone.df, alone.varies) == (-math.inf, math.inf, 0, False)
+
+
+def test_equal_values_leave_no_rounding_for_a_standard_error():
+    rng = np.random.default_rng(5)
+    for value in (0.1, -0.3, 1 / 3):
+        t = cluster_t(np.full(500, value), rng.integers(0, 60, 500))
+        assert (t.se, t.varies, t.informative) == (0.0, False, 0)
+
+
+def test_clusters_that_all_show_one_loss_carry_no_variation():
+    differences = np.full(100, -0.3)
+    differences[:5] = 0.2
+    assert cluster_t(differences, None).informative == 5
+    assert noninferiority(differences, 0.25).method.startswith("betting")
+    assert noninferiority(differences, 0.25, bounded=False).p_nogo == 1.0
