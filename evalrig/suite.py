@@ -3,13 +3,13 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from evalrig.engine import Capabilities, Engine, Scoring
-from evalrig.types import Metric, Sample, State, Trace, Trajectory
+from evalrig.types import NON_FINITE, Metric, Sample, State, Trace, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,15 @@ class Attempt:
     audit: Scoring | None = None
     """Rows over the whole vocabulary to keep."""
     retries: int = 0
+
+
+def sound(attempt: Attempt) -> Attempt:
+    """The attempt, or in place of one with NaN or infinite numbers a missing one: a comparison with NaN would say "wrong"."""
+    numbers = [*attempt.scores.values(), *(x for turn in attempt.trajectory.turns for x in turn.logprobs)]
+    if np.isfinite(numbers).all():
+        return attempt
+    turns = tuple(replace(turn, logprobs=()) for turn in attempt.trajectory.turns)
+    return replace(attempt, state=State.INFRA, scores={}, trajectory=Trajectory(turns=turns, error=NON_FINITE))
 
 
 class Suite(ABC):

@@ -36,6 +36,8 @@ SEVERITY = (Outcome.INVALID, Outcome.NO_GO, Outcome.INCONCLUSIVE, Outcome.GO)
 REFERENCE = "reference"
 AGAIN = "reference_again"
 """The second run of the reference, for A/A."""
+NON_FINITE = "the engine gave non-finite logprobs"
+"""Error of an attempt that is an engine's arithmetic gone wrong: missing, and reason enough to trust nothing of that arm."""
 
 
 class CheckOutcome(StrEnum):

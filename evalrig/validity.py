@@ -17,7 +17,7 @@ from evalrig.evidence import Gathered, tokens_file
 from evalrig.gate import Evidence
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.tokens import read_tokens
-from evalrig.types import AGAIN, REFERENCE, Finding, Level, Preflight, State
+from evalrig.types import AGAIN, NON_FINITE, REFERENCE, Finding, Level, Preflight, State
 
 ABSENT = "every attempt made"
 """Rule that most often follows from another: an interruption, a refused or lost engine."""
@@ -42,16 +42,18 @@ def _proved(gathered: Gathered) -> Iterator[Finding]:
     """Each variant on its own, and against the reference."""
     folder = gathered.folder
     reference, again = folder.preflight(REFERENCE), folder.preflight(AGAIN)
-    yield from _preflight_of(reference, REFERENCE, "")
-    for candidate in gathered.plan.candidates:
-        own = folder.preflight(candidate)
-        yield from _preflight_of(own, candidate, candidate)
-        if reference and own:
-            yield from compare(reference, own)
     for variant in gathered.plan.variants:
+        scope = variant.name if variant.role == "candidate" else ""
+        found = folder.preflight(variant.name)
         if reason := folder.failed(variant.name):
-            scope = variant.name if variant.role == "candidate" else ""
             yield Finding(rule="engine lost", level=Level.INVALID, text=reason, candidate=scope)
+        elif found is None:
+            text = f"{variant.name}: nothing was proved; its engine was not reached"
+            yield Finding(rule="preflight", level=Level.INVALID, text=text, candidate=scope)
+        if found is not None and variant.role != "again":
+            yield from expected(found)
+        if found is not None and reference is not None and variant.role == "candidate":
+            yield from compare(reference, found)
     if reference and again and reference.fingerprint != again.fingerprint:
         text = "reference_again says it is another engine than the reference: A/A compares unlike things"
         yield Finding(rule="same engine", level=Level.INVALID, text=text)
@@ -109,19 +111,6 @@ def expected(found: Preflight) -> list[Finding]:
     return findings
 
 
-def _preflight_of(found: Preflight | None, variant: str, scope: str) -> list[Finding]:
-    if found is None:
-        return [
-            Finding(
-                rule="preflight",
-                level=Level.INVALID,
-                text=f"{variant}: nothing was proved; its engine was not reached",
-                candidate=scope,
-            )
-        ]
-    return expected(found)
-
-
 def _registration(gathered: Gathered) -> Iterator[Finding]:
     """Gates and samples are as they were before the first request."""
     plan, folder = gathered.plan, gathered.folder
@@ -166,19 +155,20 @@ def _complete(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Fi
 
 
 def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:
-    """Stored logprobs are finite and no row sums above one."""
-    if not any(metric.kind == "distance" for metric in suite.metrics):
-        return
-    broken = rows = 0
-    for record in gathered.records[variant, suite.name]:
-        if record.state is State.SCORED:
-            columns = read_tokens(tokens_file(gathered.folder, variant, suite.name, record.sample, record.epoch))
-            faults = row_faults(columns["top_logprobs"], full=False)
-            rows += len(columns["logprob"])
-            broken += faults.non_finite + faults.over_unity + int((~np.isfinite(columns["logprob"])).sum())
+    """Logprobs are finite and no row sums above one."""
+    records = gathered.records[variant, suite.name]
+    broken = sum(record.trajectory.error == NON_FINITE for record in records)
+    rows = len(records)
+    if any(metric.kind == "distance" for metric in suite.metrics):
+        for record in records:
+            if record.state is State.SCORED:
+                columns = read_tokens(tokens_file(gathered.folder, variant, suite.name, record.sample, record.epoch))
+                faults = row_faults(columns["top_logprobs"], full=False)
+                rows += len(columns["logprob"])
+                broken += faults.non_finite + faults.over_unity + int((~np.isfinite(columns["logprob"])).sum())
     if broken:
         scope = "" if variant in (REFERENCE, AGAIN) else variant
-        text = f"{variant}, {suite.name}: {broken} of {rows} positions have non-finite or unnormalised logprobs"
+        text = f"{variant}, {suite.name}: {broken} of {rows} attempts and positions have non-finite or unnormalised logprobs"
         yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
 
 

@@ -10,7 +10,7 @@ from evalrig.engine import Engine
 from evalrig.errors import EngineError
 from evalrig.plan import Cell
 from evalrig.runner import Runner, Work
-from evalrig.suite import Attempt
+from evalrig.suite import Attempt, sound
 from evalrig.types import AGAIN, REFERENCE, Provenance, Record, State, Trace, Trajectory, Variant
 
 
@@ -188,7 +188,9 @@ async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> None:
 async def _attempt(engine: Engine, cell: Cell, sample_id: str, work: Work) -> Attempt:
     trace = work.traces.get((cell.suite, sample_id, cell.epoch))
     try:
-        return await work.suites[cell.suite].attempt(engine, work.samples[cell.suite][sample_id], cell.epoch, trace)
+        return sound(
+            await work.suites[cell.suite].attempt(engine, work.samples[cell.suite][sample_id], cell.epoch, trace)
+        )
     except EngineError as error:
         await asyncio.sleep(0.2)  # a dying process needs a moment before it counts as dead
         if not engine.alive():

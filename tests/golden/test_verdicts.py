@@ -1,0 +1,50 @@
+"""Records to verdict, byte for byte: one case an outcome, each from a whole run of the toy engine.
+
+Paths in the run files are relative and the toy's numbers lie on a grid, so the bytes are the same on every machine.
+"""
+
+from pathlib import Path
+
+import pytest
+from toys.runs import Silent, carry_out, run_file
+
+from evalrig.records import RunFolder
+from evalrig.report.text import ending
+from evalrig.verdict import judge, to_json
+
+CASES = {
+    "same": {"copy": {}},
+    "harmless": {"quiet": {"noise": 0.02}},
+    "worse": {"damaged": {"noise": 1.0, "seed": 3}, "quiet": {"noise": 0.02}},
+    "noisy": {"doubtful": {"noise": 0.45, "seed": 5}},
+    "broken": {"nan": {"noise": 0.02, "nan_every": 40}, "flaky": {"noise": 0.02, "refuse_every": 9}},
+    "lost": {"absent": {"fail_start": "out of memory"}, "quiet": {"noise": 0.02}},
+}
+OUTCOMES = {"same": "INVALID", "harmless": "GO", "worse": "NO-GO", "noisy": "INCONCLUSIVE", "broken": "INVALID", "lost": "INVALID"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_records_give_the_golden_verdict(case, golden, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one_lane = {"engines": 1, "concurrency": 1}  # faults by count then hit the same attempts in every run
+    path = run_file(Path("."), CASES[case], runner=one_lane, name=f"golden-{case}")
+    finished = carry_out(path, progress=Silent())
+    assert finished.verdict.outcome == OUTCOMES[case]
+    golden(f"{case}.verdict.json", (finished.folder.path / "verdict.json").read_bytes())
+    golden(f"{case}.junit.xml", (finished.folder.path / "junit.xml").read_bytes())
+
+
+def test_judging_again_gives_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finished = carry_out(run_file(Path("."), CASES["worse"]))
+    first = (finished.folder.path / "verdict.json").read_bytes()
+    assert to_json(judge(RunFolder.open(finished.folder.path))) == first
+
+
+def test_the_ending_names_every_candidate_and_the_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finished = carry_out(run_file(Path("."), CASES["worse"]))
+    said = ending(finished.folder, finished.verdict, "")
+    assert "damaged" in said
+    assert "quiet" in said
+    assert said.rstrip().endswith("verdict: NO-GO (exit code 1)")
