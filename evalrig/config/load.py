@@ -1,5 +1,6 @@
 """From a run file to a checked `RunConfig`. The only module that knows Hydra and YAML."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
@@ -36,13 +37,15 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
             tree = compose(path.stem, [shipped, *overrides])
-        if OmegaConf.get_type(tree) is not RunConfig:
+        if OmegaConf.get_type(tree) is not RunConfig or _late_schema(yaml.safe_load(path.read_text("utf-8"))):
             raise UsageError(f"{path}: unchecked keys; put `- schema` first under `defaults:`")
         if missing := sorted(OmegaConf.missing_keys(tree)):
             raise UsageError(f"{path}: no value for {', '.join(f'`{key}`' for key in missing)}; give it in the file")
         run = cast(RunConfig, OmegaConf.to_object(tree))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UsageError(f"{path}: {_explain(error)}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from error
     _check(run, path)
     return run
 
@@ -71,7 +74,7 @@ def dump(config: RunConfig) -> str:
     """The resolved run file: loads again to an equal config, and can be run as it is."""
     import yaml
 
-    body = yaml.safe_dump(tree(config), sort_keys=False, allow_unicode=True, width=120)
+    body = yaml.safe_dump(_literal(tree(config)), sort_keys=False, allow_unicode=True, width=120)
     return f"# Resolved by evalrig; every key as it was used.\ndefaults: [schema, _self_]\n{body}"
 
 
@@ -80,6 +83,21 @@ def parse(text: str) -> Any:
     import yaml
 
     return yaml.safe_load(text)
+
+
+def _late_schema(tree: Any) -> bool:
+    """Composed after anything else, the schema's defaults would silently replace what was written there."""
+    parts = tree.get("defaults") if isinstance(tree, dict) else None
+    return isinstance(parts, list) and "schema" in parts[1:]
+
+
+def _literal(value: Any) -> Any:
+    """Text that holds `${` was no interpolation, or was resolved: it must not be taken for one when loaded again."""
+    if isinstance(value, dict):
+        return {key: _literal(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_literal(part) for part in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
 def _look(path: Path, overrides: Sequence[str]) -> None:
@@ -93,7 +111,7 @@ def _look(path: Path, overrides: Sequence[str]) -> None:
     if path.suffix != ".yaml":
         raise UsageError(f"{path}: a run file ends in `.yaml`; rename it")
     for item in overrides:
-        if "=" not in item:
+        if not item.partition("=")[0] or "=" not in item:
             raise UsageError(f"{item!r}: not an override; write key=value, for example seed=3")
 
 
@@ -105,15 +123,21 @@ def _explain(error: Exception, owner: type | None = None) -> str:
     text = str(inner).split("\n    full_key:")[0]
     key = getattr(inner, "full_key", None)
     where = re.match(r"In '(.+?)': \w+ raised", str(error))
-    if unknown := re.search(r"Key '([\w.-]+)' not in '(\w+)'", text):
-        kind = owner or getattr(schema, unknown[2], None)
-        known = [f.name for f in fields(kind)] if is_dataclass(kind) else []
+    if unknown := re.search(r"Key '([\w.-]+)' (?:not in '(\w+)'|is not in struct)", text):
+        kind = owner or getattr(schema, unknown[2] or "", None)
+        known = [f.name for f in fields(kind)] if is_dataclass(kind) else _siblings(inner)
         close = get_close_matches(unknown[1], known, 1)
         text = f"no such key; did you mean `{close[0]}`?" if close else f"no such key; known: {', '.join(known)}"
     elif "sweep" in text.lower() or "--multirun" in text:
         text = "a list of values is not an override; repeat with `epochs`, or write one run file a value"
-    text = re.sub(r"\s*\n\s*", " ", text).strip()
+    text = re.sub(r"\s*\n\s*", " ", text.partition("\nConfig search path:")[0]).strip()
     return " ".join(filter(None, [f"in {where[1]}.yaml:" if where else "", f"{key}:" if key else "", text]))
+
+
+def _siblings(error: BaseException) -> list[str]:
+    """The names that a key which is none of them stands beside: candidates, suites or gates."""
+    parent: Any = getattr(error, "parent_node", None)
+    return [str(key) for key in parent] if parent is not None else []
 
 
 def _check(run: RunConfig, path: Path) -> None:
@@ -148,7 +172,8 @@ def _faults_of_values(run: RunConfig) -> list[str]:
             ),
         ]
     for name, gate in run.gates.items():
-        rules.append((gate.margin > 0, f"gates.{name}.margin is {gate.margin}; a margin is above 0"))
+        finite = 0 < gate.margin < math.inf
+        rules.append((finite, f"gates.{name}.margin is {gate.margin}; a margin is above 0, and finite"))
     return [text for holds, text in rules if not holds]
 
 
