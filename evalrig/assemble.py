@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from evalrig import fetch
 from evalrig.config.load import dump, options, tree
@@ -12,7 +12,7 @@ from evalrig.config.schema import RunConfig, VariantConfig
 from evalrig.engine import Capabilities, Engine, Launch
 from evalrig.errors import UsageError
 from evalrig.gate import Gate
-from evalrig.plan import Plan, SuiteFacts, choose, make_plan
+from evalrig.plan import GatePlan, Plan, SuiteFacts, choose, make_plan
 from evalrig.plugins import find, make
 from evalrig.runner import Runner
 from evalrig.suite import Suite
@@ -49,17 +49,17 @@ def assemble(config: RunConfig, say: Callable[[str], None]) -> Rig:
     for name, suite in suites.items():
         _refuse_beyond(name, suite.needs(), kind.capabilities, config.engine.kind)
     runner = find("runners", config.runner.kind, Runner, "runner.kind")
-    wanted = {card for suite in suites.values() for card in suite.content}
-    wanted |= {card for variant in variants for card in kind.content(variant)}
     for variant in variants:
         kind.resolve(variant, options(variant.options, kind.Options, _where(variant)), _where(variant))
+    wanted = {card for suite in suites.values() for card in suite.content}
+    wanted |= {card for variant in variants for card in kind.content(variant)}
     if absent := fetch.missing(sorted(wanted)):
         fetch.fetch(absent, None, say)
     samples = {name: _samples(name, suite, config) for name, suite in suites.items()}
     text = dump(config)
     facts = {name: _facts(config.suites[name].kind, suite, samples[name]) for name, suite in suites.items()}
     plan = make_plan(config, text, tree(config), variants, facts)
-    plan = replace(plan, gates=tuple(replace(gate, options=_gate_options(gate.name, config)) for gate in plan.gates))
+    plan = replace(plan, gates=tuple(_gate(gate, config) for gate in plan.gates))
 
     def engine(variant: Variant, log: Path) -> Engine:
         launch = Launch(
@@ -132,10 +132,12 @@ def _gates_fit(config: RunConfig, suites: Mapping[str, Suite]) -> None:
             raise UsageError(f"gates.{name}.margin: {gate.margin} of a share is everything; 0.05 means five points")
 
 
-def _gate_options(name: str, config: RunConfig) -> dict[str, Any]:
-    gate = config.gates[name]
-    kind = find("gates", gate.kind, Gate, f"gates.{name}.kind")
-    return asdict(options(gate.options, kind.Options, f"gates.{name}.options"))
+def _gate(plan: GatePlan, config: RunConfig) -> GatePlan:
+    """With its options filled in. Made once here: options out of range must not wait for the verdict."""
+    kind = find("gates", plan.kind, Gate, f"gates.{plan.name}.kind")
+    checked = options(config.gates[plan.name].options, kind.Options, f"gates.{plan.name}.options")
+    make(kind, plan, checked)
+    return replace(plan, options=asdict(checked))
 
 
 def _refuse_beyond(name: str, needs: Capabilities, has: Capabilities, engine: str) -> None:

@@ -41,6 +41,8 @@ class KlVeto(Gate):
         if np.isnan(tokens.kl).any():
             return self.undecided(f"{int(np.isnan(tokens.kl).sum())} tokens have no number for their distance")
         floor = evidence.floors.get(self.plan.suite)
+        if floor is not None and np.isnan(floor.kl).any():
+            return self.undecided(f"{int(np.isnan(floor.kl).sum())} tokens of the noise floor have no number for it")
         floor_kl = floor.kl if floor else np.zeros(0)
         floor_prompt = floor.prompt if floor else np.zeros(0, tokens.prompt.dtype)
         found = excess(tokens.kl, tokens.prompt, floor_kl, floor_prompt, evidence.alpha, self.plan.margin)

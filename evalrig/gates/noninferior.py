@@ -8,7 +8,9 @@ import numpy as np
 from evalrig.analysis.missing import missing_bounds
 from evalrig.analysis.paired import PairedTest, flags, noninferiority
 from evalrig.analysis.power import resolvable_margin
+from evalrig.errors import UsageError
 from evalrig.gate import Evidence, FloatArray, Gate, Pairs, outcome_of
+from evalrig.plan import GatePlan
 from evalrig.types import Check, CheckOutcome, Estimate, Metric
 
 
@@ -24,6 +26,13 @@ class Noninferior(Gate):
     """Paired non-inferiority: score interval and exact test for binary scores, cluster-robust t otherwise."""
 
     Options = NoninferiorOptions
+
+    def __init__(self, plan: GatePlan, options: NoninferiorOptions) -> None:
+        super().__init__(plan, options)
+        if not options.max_missing < 1:
+            raise UsageError(
+                f"gates.{plan.name}.options.max_missing is {options.max_missing}; a share below 1, or -1 for half the margin"
+            )
 
     @classmethod
     def accepts(cls, metric: Metric | None) -> bool:
