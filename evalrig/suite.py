@@ -44,8 +44,8 @@ class Suite(ABC):
     metrics: ClassVar[tuple[Metric, ...]]
     traced: ClassVar[bool] = False
     """True: the reference answers first (`trace`), and every variant attempts the same token stream."""
-    content: ClassVar[tuple[str, ...]] = ()
-    """Fetched data it reads, by card name."""
+    content: tuple[str, ...] = ()
+    """Fetched data it reads, by card name; none where the options name the user's own file."""
 
     def __init__(self, name: str, options: Any) -> None:
         self.name = name

@@ -39,7 +39,6 @@ class Piqa(Suite):
 
     Options = PiqaOptions
     family = "knowledge"
-    content = ("piqa",)
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(name="accuracy", kind="binary", units="points", scale=100.0, chance=0.5),
         Metric(name="lead", kind="continuous", units="nats"),
@@ -48,6 +47,7 @@ class Piqa(Suite):
     def __init__(self, name: str, options: PiqaOptions) -> None:
         super().__init__(name, options)
         self.options: PiqaOptions = options
+        self.content = () if options.path else ("piqa",)
 
     def needs(self) -> Capabilities:
         """Logprobs of given tokens."""
@@ -56,14 +56,19 @@ class Piqa(Suite):
     def samples(self) -> list[Sample]:
         """Rows whose question was not asked by an earlier row: a repeat is not new evidence."""
         path = Path(self.options.path).expanduser() if self.options.path else fetch.path_of("piqa")
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            where = f"suites.{self.name}.options.path"
+            raise UsageError(f"{where}: cannot read {str(path)!r}: {error.strerror}; give a JSONL file") from error
         seen: set[str] = set()
         rows: list[Sample] = []
-        for number, line in enumerate(path.read_bytes().splitlines()):
+        for number, line in enumerate(lines):
             row = _decode(line, path, number)
             question = row.question.strip()
             choices = tuple(text.strip() for text in re.split(r"(?:^|\n)[AB]\. ", row.options)[1:])
             target = row.answer.partition(". ")[2].strip()
-            if len(choices) != 2 or target not in choices or choices[0] == choices[1]:
+            if len(choices) != 2 or target not in choices or choices[0] == choices[1] or not all(choices):
                 raise UsageError(
                     f"{path}: line {number + 1}: not two choices with the answer among them; restore the file"
                 )
