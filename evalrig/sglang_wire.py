@@ -74,10 +74,15 @@ class Client:
                     f"{self.name}: an answer ended with {finish or 'no'} finish reason; counted as a failed call"
                 )
             tokens = tuple(int(i) for i in reply["output_ids"])
+            entries = meta["output_token_logprobs"]
+            if tokens != tuple(int(entry[1]) for entry in entries) or int(meta["prompt_tokens"]) != len(ids):
+                raise EngineError(
+                    f"{self.name}: {len(entries)} logprobs do not belong to the {len(tokens)} tokens answered to {len(ids)} given"
+                )
             return Completion(
                 text=reply["text"],
                 token_ids=tokens,
-                logprobs=tuple(float(entry[0]) for entry in meta["output_token_logprobs"]),
+                logprobs=tuple(float(entry[0]) for entry in entries),
                 prompt_tokens=int(meta["prompt_tokens"]),
                 completion_tokens=len(tokens),
                 finish=finish,
@@ -90,6 +95,8 @@ class Client:
         self._check_ids(ids)
         if not 1 <= start < len(ids):
             raise ValueError(f"start {start} outside 1..{len(ids) - 1}")
+        if top_k < 0 and not self.vocabulary:
+            raise EngineError(f"{self.name}: the whole vocabulary was asked for, and its size is not known")
         wanted = self.vocabulary if top_k < 0 else top_k
         if self.vocabulary and wanted > self.vocabulary:
             raise EngineError(f"{self.name}: top-K {wanted} is above the vocabulary of {self.vocabulary}; lower it")
@@ -106,6 +113,8 @@ class Client:
         reply, retries = await self._call("POST", "/generate", body)
         with self._shape("/generate"):
             meta = reply["meta_info"]
+            if (meta.get("finish_reason") or {}).get("type") == "abort":
+                raise EngineError(f"{self.name}: a scoring was aborted; counted as a failed call")
             entries = meta["input_token_logprobs"][1:]
             given = np.asarray([entry[1] for entry in entries], np.int32)
             logprobs = np.asarray([np.nan if entry[0] is None else entry[0] for entry in entries], np.float32)
@@ -142,12 +151,12 @@ class Client:
         for attempt in range(RETRIES + 1):
             try:
                 reply = await self._http.request(method, path, json=body)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 reason = f"{type(error).__name__} {error}".strip()
             else:
                 if reply.status_code == 200:
                     return self._json(reply, path), attempt
-                reason = f"HTTP {reply.status_code} {reply.text[:200]}".strip()
+                reason = f"HTTP {reply.status_code} {' '.join(reply.text[:200].split())}".strip()
                 if reply.status_code != 429 and reply.status_code < 500:
                     break
             if attempt < RETRIES:
