@@ -5,9 +5,11 @@ variants/<variant>/  preflight.json  engine.log  records/<suite>.jsonl  tokens/<
 verdict.json  report.html  junit.xml  summary.md
 """
 
+import errno
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from io import BufferedWriter
@@ -55,16 +57,21 @@ class RunFolder:
             raise UsageError(
                 f"{output}: cannot make a run folder: {error.strerror}; set `output=` to a writable folder"
             ) from error
-        folder = cls(draft)
-        folder.write("run.yaml", text.encode())
-        folder.write("plan.json", _encode({"schema": SCHEMA, "plan": plan}))
-        folder.write(
-            "environment.json", _encode({"schema": SCHEMA, "plan_sha256": folder.plan_sha256(), **environment})
-        )
+        try:
+            cls(draft)._fill(plan, text, environment, samples)
+            return cls(_settle(draft, path))
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+    def _fill(
+        self, plan: Plan, text: str, environment: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]
+    ) -> None:
+        self.write("run.yaml", text.encode())
+        self.write("plan.json", _encode({"schema": SCHEMA, "plan": plan}))
+        self.write("environment.json", _encode({"schema": SCHEMA, "plan_sha256": self.plan_sha256(), **environment}))
         for name, rows in samples.items():
-            folder.write(f"samples/{name}.jsonl", b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        draft.rename(path)
-        return cls(path)
+            self.write(f"samples/{name}.jsonl", b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -75,15 +82,23 @@ class RunFolder:
         """
         if not (path / "plan.json").is_file():
             raise UsageError(f"{path}: not a run folder (no plan.json); give the folder that `evalrig run` printed")
-        return cls(path)
+        folder = cls(path)
+        if (schema := folder._json("plan.json", dict[str, Any], lambda parts: parts["schema"])) != SCHEMA:
+            raise UsageError(
+                f"{path}: a run of schema {schema!r}, this evalrig reads {SCHEMA}; use the one that wrote it"
+            )
+        return folder
 
     def lock(self) -> None:
         """Refuse a second writer. The lock ends with the process, however it ends."""
-        self._lock = (self.path / ".lock").open("wb")
         try:
+            self._lock = (self.path / ".lock").open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
+            self.close()
             raise UsageError(f"{self.path}: another evalrig is writing this run; wait for it or stop it") from error
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot write: {error.strerror}; make the folder writable") from error
 
     def close(self) -> None:
         """Close all files and give the lock up."""
@@ -259,6 +274,19 @@ def encode(value: Any) -> bytes:
 
 def _encode(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _settle(draft: Path, path: Path) -> Path:
+    """Give a whole draft its name; another run may have taken it in the meantime."""
+    while True:
+        try:
+            draft.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise RunError(f"{path}: cannot write: {error.strerror}; set `output=` to another folder") from error
+            path = _unused(path)
+        else:
+            return path
 
 
 def _unused(path: Path) -> Path:
