@@ -172,16 +172,16 @@ def _accounting(gathered: Gathered) -> list[Accounting]:
     for variant in gathered.plan.variants:
         for suite in gathered.plan.suites:
             records = gathered.records[variant.name, suite.name]
-            planned = len(gathered.plan.expected(variant.name, suite)) * suite.epochs
-            distinct = len({(record.sample, record.epoch) for record in records})
+            expected = gathered.plan.expected(variant.name, suite)
+            planned = {(sample, epoch) for sample in expected for epoch in range(suite.epochs)}
             states = Counter(record.state.value for record in records)
             rows.append(
                 Accounting(
                     variant=variant.name,
                     suite=suite.name,
-                    planned=planned,
+                    planned=len(planned),
                     states=dict(states),
-                    absent=planned - distinct,
+                    absent=len(planned - {(record.sample, record.epoch) for record in records}),
                 )
             )
     return rows
