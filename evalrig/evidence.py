@@ -136,10 +136,14 @@ def _score(record: Record, metric: Metric) -> float | None:
 
 
 def _distances(sample: str, reference: Columns, candidate: Columns) -> Distances:
-    """Rows that hold a NaN on either side keep their place with a NaN distance: validity counts them, nothing hides them."""
+    """Rows with a NaN or +inf on either side keep their place with a NaN distance: validity counts them, nothing hides them."""
     names = ("top_logprobs", "logprob")
     broken = np.any(
-        [np.isnan(side[name]).reshape(len(side[name]), -1).any(1) for side in (reference, candidate) for name in names],
+        [
+            ~(side[name] < np.inf).reshape(len(side[name]), -1).all(1)
+            for side in (reference, candidate)
+            for name in names
+        ],
         axis=0,
     )
     whole = ~broken
