@@ -106,6 +106,8 @@ class Replay(Engine):
         """As recorded, by tokens, start and K."""
         answer = self._answer("score", list(ids), start, top_k)
         rows = len(ids) - start
+        if not isinstance(answer, dict) or len(answer.get("logprobs") or ()) != rows:
+            raise EngineError(f"{self.variant.name}: a recorded scoring lacks rows: {rows} tokens were asked for")
         top_ids = np.asarray(answer.get("top_ids") or np.zeros((rows, 0)), np.int32)
         return Scoring(
             token_ids=np.asarray(ids[start:], np.int32),
