@@ -44,7 +44,7 @@ def make(kind: type[T], *arguments: Any) -> T:
 
 
 def _import(shelf: str, kind: str, where: str) -> ModuleType:
-    name = kind if "." in kind else f"evalrig.{shelf}.{kind}"
+    name = kind if "." in kind.strip(".") else f"evalrig.{shelf}.{kind}"  # a relative name names nothing
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
