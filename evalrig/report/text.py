@@ -1,18 +1,142 @@
 """Plain text for terminals: the table of verdicts with the reasons, and what a plan can decide."""
 
-from evalrig.plan import Plan
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from io import StringIO
+
+from evalrig.analysis.power import cannot_decide, power_rows
+from evalrig.plan import GatePlan, Plan
 from evalrig.records import RunFolder
-from evalrig.types import Verdict
+from evalrig.report.sentences import headline, metric_of
+from evalrig.report.view import uncovered
+from evalrig.report.words import count, margin_words, visible
+from evalrig.types import Metric, Verdict
+
+WIDTH = 100
+"""Of captured output, so that it is the same everywhere."""
+COLOURS = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow", "INVALID": "magenta"}
 
 
 def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
     """What `evalrig run` prints last."""
-    lines = [f"{name}: {one.outcome}: {'; '.join(one.reasons)}" for name, one in verdict.candidates.items()]
+    plan = folder.plan()
+    rows = [
+        (name, str(one.outcome), headline(name, one, plan).removeprefix(f"{one.outcome}: "))
+        for name, one in verdict.candidates.items()
+    ]
+    lines = [_table(("candidate", "verdict", "grounds"), rows), ""]
+    if missing := uncovered(plan):
+        lines.append(f"not covered: {missing}")
+    if plan.header.note:
+        lines.append(f"note: {plan.header.note}")
     if stopped:
-        lines.append(f"{stopped}; go on with: evalrig resume {folder.path}")
-    return "\n".join([*lines, f"verdict: {verdict.outcome} (exit code {verdict.exit_code})", ""])
+        lines += [f"stopped: {stopped}", f"go on with: evalrig resume {folder.path}"]
+    lines.append(f"report: {folder.path / 'report.html'}")
+    lines.append(f"verdict: {verdict.outcome} (exit code {verdict.exit_code})")
+    return _plain(lines)
 
 
 def planned(plan: Plan, text: str) -> str:
-    """What `evalrig show` prints."""
-    return text
+    """What `evalrig show` prints: the composed run file, the plan, and what it can decide."""
+    lines = [text.rstrip("\n"), "", "# the plan", ""]
+    variants = [(v.name, v.role, v.engine, v.weights, _expect(v.expect)) for v in plan.variants]
+    lines += [_table(("variant", "role", "engine", "weights", "expected"), variants), ""]
+    suites = [
+        (s.name, s.family, f"{len(s.samples):,}", f"{len(s.again):,}", f"{s.epochs}", s.sha256[:12])
+        for s in plan.suites
+    ]
+    lines += [_table(("suite", "family", "samples", "A/A", "epochs", "sha256"), suites), ""]
+    attempts = sum(len(cell.samples) for cell in plan.cells)
+    lines += [f"{count(len(plan.cells), 'cell')}, {count(attempts, 'call of a suite', 'calls of suites')}:", ""]
+    cells = [(c.variant, c.suite, f"{c.epoch}", c.stage, f"{len(c.samples):,}") for c in plan.cells]
+    lines += [_table(("variant", "suite", "epoch", "stage", "samples"), cells), ""]
+    gates = [(g.name, g.suite, g.metric, _margin(g, plan), "gating" if g.gating else "diagnostic") for g in plan.gates]
+    lines += [_table(("gate", "suite", "metric", "margin", "role"), gates), ""]
+    if plan.unused_gates:
+        lines += [f"gates not applied, their suite is not in this run: {', '.join(plan.unused_gates)}", ""]
+    lines += ["# what it can decide (80 % power, no true loss)", "", *_power(plan)]
+    if missing := uncovered(plan):
+        lines += ["", f"not covered: {missing}"]
+    return _plain(lines)
+
+
+def _power(plan: Plan) -> list[str]:
+    """The power table of every gating gate."""
+    lines: list[str] = []
+    for gate in plan.gates:
+        metric = metric_of(gate, plan)
+        if gate.gating and metric and metric.kind == "binary":
+            lines += [*_binary_power(gate, metric, plan), ""]
+        elif gate.gating:
+            lines += [
+                f"{gate.name}: margin {_margin(gate, plan)}; what {count(len(plan.suite(gate.suite).samples), 'sample')} "
+                "decide depends on the spread between them, which the run measures (A/A gives the noise in it)",
+                "",
+            ]
+    if not any(gate.gating for gate in plan.gates):
+        lines += ["no gate is gating: no candidate can be GO; no checks is not a pass", ""]
+    return lines[:-1]
+
+
+def _binary_power(gate: GatePlan, metric: Metric, plan: Plan) -> list[str]:
+    n = len(plan.suite(gate.suite).samples)
+    rows = power_rows(n, gate.margin, plan.header.alpha)
+    scale = metric.scale
+    table = [
+        (
+            f"{row.discordance:.0%}",
+            f"{row.needed:,}",
+            f"{scale * row.resolvable:.2g} {metric.units}",
+            "yes" if row.decides else "no",
+        )
+        for row in rows
+    ]
+    title = f"{gate.name}: margin {margin_words(gate.margin, metric)}, n={n}"
+    columns = ("discordance", "samples needed", "smallest margin it decides", "decides")
+    short = [cannot_decide(gate.suite, n, gate.margin, row) for row in rows if not row.decides]
+    return [title, "", _table(columns, table), *short]
+
+
+def _margin(gate: GatePlan, plan: Plan) -> str:
+    metric = metric_of(gate, plan)
+    return margin_words(gate.margin, metric) if metric else f"{gate.margin:g}"
+
+
+def _expect(expect: object) -> str:
+    pairs = expect.items() if isinstance(expect, dict) else ()
+    return ", ".join(f"{key} {value}" for key, value in pairs if value) or "-"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns; the last one wraps. Colours only for a terminal that wants them."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns) if terminal else WIDTH
+    out = StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=terminal,
+        no_color=not terminal or "NO_COLOR" in os.environ,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column != columns[-1], overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(visible(cell).replace("\n", " "), style=COLOURS.get(cell, "")) for cell in row))
+    console.print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _plain(lines: Sequence[str]) -> str:
+    """Hyphens for typographic signs: a terminal may know ASCII only."""
+    return "\n".join(lines).replace("−", "-").replace("–", "-") + "\n"
