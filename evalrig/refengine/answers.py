@@ -47,6 +47,7 @@ def meta_info(job: Job, update: Update, form: AnswerForm, tokenizer: Tokenizer) 
         "cached_tokens": 0,
         "cached_tokens_details": None,
         "dp_rank": None,
+        "response_sent_to_client_ts": time.time(),
     }
     if update.finish is not None:
         found |= _finished(job, update)
@@ -62,7 +63,6 @@ def _finished(job: Job, update: Update) -> dict[str, Any]:
         "first_token_latency": clock.prefilled,
         "api_server_dispatch_finish_ts": clock.received,
         "request_finished_ts": clock.received + clock.finished,
-        "response_sent_to_client_ts": time.time(),
     }
     if count > 1:
         found["decode_throughput"] = (count - 1) / max(clock.finished - clock.prefilled, 1e-9)

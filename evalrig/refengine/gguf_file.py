@@ -1,17 +1,18 @@
 """A GGUF file, opened and checked: metadata as plain values, tensors as float32 in [out, in] order."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, dequantize
-from gguf.gguf_reader import ReaderTensor
+from gguf.quants import dequantize
 
 from evalrig.errors import UsageError
-from evalrig.refengine.arrays import F32
+from evalrig.refengine.arrays import F32, U8
+from evalrig.refengine.gguf_layout import BrokenFile, TensorPlace, read_layout
 
 READABLE_TYPES = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"})
 
@@ -25,7 +26,9 @@ class GgufFile:
     """Digest of the whole file, hexadecimal."""
     metadata: Mapping[str, Any]
     """Key to value: numbers, booleans, strings, or lists of them."""
-    tensors: Mapping[str, ReaderTensor]
+    tensors: Mapping[str, TensorPlace]
+    data: U8
+    """The mapped file."""
 
     def require(self, key: str) -> Any:
         """The metadata value of `key`; UsageError when the file has none."""
@@ -37,8 +40,9 @@ class GgufFile:
         """The tensor `name`, dequantised: [out, in] for a matrix, [n] for a vector. UsageError when there is none."""
         if name not in self.tensors:
             raise UsageError(f"{self.path}: the GGUF file has no tensor {name!r}; convert the model again")
-        stored = self.tensors[name]
-        return np.asarray(dequantize(stored.data, stored.tensor_type), dtype=np.float32)
+        place = self.tensors[name]
+        stored = self.data[place.start :][: math.prod(place.stored_shape)].reshape(place.stored_shape)
+        return np.asarray(dequantize(stored, place.kind), dtype=np.float32)
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -55,18 +59,16 @@ def open_gguf(path: Path) -> GgufFile:
             raise UsageError(f"{path}: not a GGUF file (it does not start with the letters GGUF)")
         stream.seek(0)
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    data: U8 = np.memmap(path, np.uint8, mode="r")
     try:
-        reader = GGUFReader(path)
-        metadata = {key: field.contents() for key, field in reader.fields.items()}
-    # The reader maps the file and slices it: past the end of a cut file it fails in any of these ways.
-    except (ValueError, IndexError, KeyError, TypeError, UnicodeDecodeError, OverflowError) as error:
+        metadata, tensors = read_layout(data.data)
+    except BrokenFile as error:
         raise UsageError(f"{path}: the GGUF file is cut short or damaged ({error}); fetch it again") from error
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    for tensor in tensors.values():
-        if tensor.tensor_type.name not in READABLE_TYPES:
+    for name, place in tensors.items():
+        if place.kind.name not in READABLE_TYPES:
             known = ", ".join(sorted(READABLE_TYPES))
-            raise UsageError(f"{path}: tensor {tensor.name} is {tensor.tensor_type.name}; this engine reads {known}")
-    return GgufFile(path=path, sha256=digest, metadata=metadata, tensors=tensors)
+            raise UsageError(f"{path}: tensor {name} is {place.kind.name}; this engine reads {known}")
+    return GgufFile(path=path, sha256=digest, metadata=metadata, tensors=tensors, data=data)
 
 
 def undo_rotary_permutation(weight: F32, heads: int) -> F32:

@@ -1,5 +1,7 @@
 """Pages: promised, taken, tagged, given back; capacity in the format's bytes."""
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,7 +34,7 @@ def cache(pages: int = 8, kv: str = "f32", rows: int = 4) -> PagedCache:
     order=st.randoms(use_true_random=False),
 )
 @settings(max_examples=60, deadline=None)
-def test_pages_come_back_whatever_the_order(tokens: list[int], order: "st.random.Random") -> None:
+def test_pages_come_back_whatever_the_order(tokens: list[int], order: Random) -> None:
     pool = cache(pages=12, rows=6)
     held: list[CachedSequence] = []
     for count in tokens:

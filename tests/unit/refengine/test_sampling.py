@@ -74,7 +74,7 @@ def test_best_is_a_stable_sort_cut_off(values: list[int], count: int) -> None:
 
 
 def test_best_of_a_row_with_nan_fails_no_other_way_than_by_nan() -> None:
-    row = np.linspace(0, 1, 49152, dtype=np.float32)
+    row: F32 = np.linspace(0, 1, 49152).astype(np.float32)
     row[7] = np.nan
     assert len(best(row, 50)) <= 50
 
