@@ -74,7 +74,14 @@ def dump(config: RunConfig) -> str:
     """The resolved run file: loads again to an equal config, and can be run as it is."""
     import yaml
 
-    body = yaml.safe_dump(_literal(tree(config)), sort_keys=False, allow_unicode=True, width=120)
+    class Dumper(yaml.SafeDumper):
+        """Quotes whatever could be read as a number: `1e5` is text to PyYAML and a number to OmegaConf."""
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, "'" if re.match(r"[-+.\d]", value) else None)
+
+    Dumper.add_representer(str, text)
+    body = yaml.dump(_literal(tree(config)), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
     return f"# Resolved by evalrig; every key as it was used.\ndefaults: [schema, _self_]\n{body}"
 
 
@@ -117,7 +124,8 @@ def _look(path: Path, overrides: Sequence[str]) -> None:
 
 def _explain(error: Exception, owner: type | None = None) -> str:
     """One line out of Hydra's five: where, key, what, closest key."""
-    inner = error.__cause__ or error.__context__ or error  # overrides chain by cause, files by context
+    chain = [e for e in (error.__cause__, error.__context__, error) if e]  # overrides chain by cause, files by context
+    inner = next((e for e in chain if getattr(e, "full_key", None)), chain[0])
     if not (hasattr(inner, "full_key") or hasattr(error, "full_key")) and not str(inner):
         inner = error
     text = str(inner).split("\n    full_key:")[0]
