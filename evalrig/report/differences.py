@@ -109,15 +109,15 @@ def _row(name: str, pairs: Pairs, test: PairedTest | None, gate: GatePlan | None
         estimate=amount(test.estimate, metric),
         interval=interval(test.low, test.high, metric),
         n=f"{test.n:,}",
-        reading=_reading(pairs, test, gate, check),
+        reading=_reading(pairs, test, gate, check, name == NOISE),
         p_go=p_value(test.p_go) if gate else NOTHING,
         p_nogo=p_value(test.p_nogo) if gate else NOTHING,
         method=test.method,
     )
 
 
-def _reading(pairs: Pairs, test: PairedTest, gate: GatePlan | None, check: Check | None) -> str:
-    parts = [READINGS[check.outcome] if check else "shown only"]
+def _reading(pairs: Pairs, test: PairedTest, gate: GatePlan | None, check: Check | None, noise: bool) -> str:
+    parts = [READINGS[check.outcome] if check else "noise floor" if noise else "shown only"]
     if gate and check:
         seen = flags(test, gate.margin)
         if seen.degraded and check.outcome is CheckOutcome.PASSED:

@@ -6,7 +6,7 @@ plots share a page, and lines and text follow the page's colours in light, in da
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from io import StringIO
 from typing import Any
@@ -149,7 +149,7 @@ def _name(arm: str) -> str:
 
 
 @contextmanager
-def _settings(salt: str) -> Iterator[None]:
+def _settings(salt: str) -> Generator[None]:
     """Ours, whatever the user's matplotlibrc says; ids depend on `salt` and not on chance."""
     from matplotlib import rc_context, rcParamsDefault
 

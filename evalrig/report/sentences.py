@@ -94,13 +94,33 @@ def _beside(check: Check, gate: GatePlan | None, metric: Metric | None, alpha: f
     return f"on {check.suite} no loss is visible ({seen}); {count(estimate.n, 'sample')} can see {margin}"
 
 
-def remarks(verdict: CandidateVerdict) -> list[str]:
-    """Diagnostic checks that found a loss: said, and said to be without effect on the verdict."""
+def remarks(verdict: CandidateVerdict, plan: Plan) -> list[str]:
+    """Diagnostic checks that saw a loss, also one within the margin: said, and without effect on the verdict."""
     return [
-        f"{check.gate} ({check.suite}): {check.reason}"
+        _remark(check, plan)
         for check in verdict.checks
-        if not check.gating and check.outcome is CheckOutcome.FAILED
+        if not check.gating and (check.outcome is CheckOutcome.FAILED or _degraded(check, plan))
     ]
+
+
+def _degraded(check: Check, plan: Plan) -> bool:
+    """The whole interval is a loss; a distance cannot be a gain."""
+    metric = metric_of(gate_of(check, plan), plan)
+    high = check.estimate.high if check.estimate else None
+    return metric is not None and metric.kind != "distance" and high is not None and high < 0
+
+
+def _remark(check: Check, plan: Plan) -> str:
+    gate = gate_of(check, plan)
+    metric = metric_of(gate, plan)
+    if gate is None or metric is None or check.estimate is None or metric.kind == "distance":
+        return f"{check.gate} ({check.suite}): {check.reason}"
+    size = {
+        CheckOutcome.FAILED: "a loss beyond its margin of {} is shown",
+        CheckOutcome.PASSED: "the loss is real, but below its margin of {}",
+    }.get(check.outcome, "the loss is real, whether it exceeds its margin of {} is undecided")
+    numbers = _numbers(check.estimate, metric, plan.header.alpha)
+    return f"{metric.name} on {check.suite}: {size.format(margin_words(gate.margin, metric))} ({numbers})"
 
 
 def overall(outcome: Outcome, outcomes: Sequence[Outcome], exit_code: int) -> str:

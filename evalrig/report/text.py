@@ -28,11 +28,11 @@ def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
     ]
     lines = [_table(("candidate", "verdict", "grounds"), rows), ""]
     if missing := uncovered(plan):
-        lines.append(f"not covered: {missing}")
+        lines.append(visible(f"not covered: {missing}"))
     if plan.header.note:
-        lines.append(f"note: {plan.header.note}")
+        lines.append(visible(f"note: {plan.header.note}"))
     if stopped:
-        lines += [f"stopped: {stopped}", f"go on with: evalrig resume {folder.path}"]
+        lines += [visible(f"stopped: {stopped}"), f"go on with: evalrig resume {folder.path}"]
     lines.append(f"report: {folder.path / 'report.html'}")
     lines.append(f"verdict: {verdict.outcome} (exit code {verdict.exit_code})")
     return _plain(lines)
@@ -40,7 +40,7 @@ def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
 
 def planned(plan: Plan, text: str) -> str:
     """What `evalrig show` prints: the composed run file, the plan, and what it can decide."""
-    lines = [text.rstrip("\n"), "", "# the plan", ""]
+    lines = [visible(text).rstrip("\n"), "", "# the plan", ""]
     variants = [(v.name, v.role, v.engine, v.weights, _expect(v.expect)) for v in plan.variants]
     lines += [_table(("variant", "role", "engine", "weights", "expected"), variants), ""]
     suites = [

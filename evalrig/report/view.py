@@ -61,7 +61,8 @@ def head(folder: RunFolder, plan: Plan, verdict: Verdict) -> Head:
         note=header.note,
         confidence=(
             f"Every limit holds with {100 * (1 - header.alpha):g} % confidence on its side: "
-            f"intervals are {level(header.alpha)} intervals. A minus means that the candidate is worse."
+            f"intervals are {level(header.alpha)} intervals. In scores a minus means that the candidate "
+            "is worse; a distance says how far, not in which direction."
         ),
         not_covered=uncovered(plan),
     )
@@ -84,7 +85,7 @@ def card(folder: RunFolder, plan: Plan, name: str, one: CandidateVerdict) -> Car
         gains=gains,
         gain_note=_gain_note(gains),
         checks=tuple(_check_row(check, plan) for check in one.checks),
-        remarks=tuple(remarks(one)) if one.outcome is not Outcome.INVALID else (),
+        remarks=tuple(remarks(one, plan)) if one.outcome is not Outcome.INVALID else (),
         scope=one.scope,
     )
 

@@ -91,7 +91,10 @@ def amount(value: float | None, metric: Metric) -> str:
         return NOTHING
     if not math.isfinite(value):
         return "∞" if value > 0 else "−∞"
-    return points(metric.scale * value) if metric.kind == "binary" else signed(metric.scale * value, 2)
+    scaled = metric.scale * value
+    if metric.kind == "distance":
+        return significant(scaled, 2)
+    return points(scaled) if metric.kind == "binary" else signed(scaled, 2)
 
 
 def interval(low: float | None, high: float | None, metric: Metric) -> str:
@@ -130,7 +133,9 @@ def p_value(p: float | None) -> str:
     """Never 0: no finite sample proves that."""
     if p is None:
         return NOTHING
-    return f"< {SMALLEST_P:.0e}" if p < SMALLEST_P else f"{p:.2g}"
+    if p < SMALLEST_P:
+        return f"< {SMALLEST_P:.0e}"
+    return "> 0.99" if p > 0.99 else f"{p:.2g}"
 
 
 def level(alpha: float) -> str:

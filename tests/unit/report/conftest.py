@@ -1,9 +1,11 @@
 """Fabricated runs: a whole run folder from numbers drawn here, so that the report is tested without an engine."""
 
 import hashlib
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -70,8 +72,8 @@ class Made:
 
     effects: Mapping[str, Effect] = field(default_factory=lambda: EFFECTS)
     items: int = 120
-    prompts: int = 30
-    tokens: int = 24
+    prompts: int = 24
+    tokens: int = 16
     vocabulary: int = 64
     kl: bool = True
     piqa: bool = True
@@ -286,11 +288,28 @@ def _normal(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., RunFolder]:
-    """Make a run folder with some of `Made` changed."""
+@pytest.fixture(scope="session")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFolder]:
+    """A run folder with some of `Made` changed; the same one for the same changes, so only to be read."""
+    known: dict[str, RunFolder] = {}
 
     def build(**changes: object) -> RunFolder:
-        return make_run(tmp_path / "runs", replace(Made(), **changes))  # type: ignore[arg-type]
+        key = repr(sorted(changes.items()))
+        if key not in known:
+            made = replace(Made(), **changes)  # type: ignore[arg-type]
+            with mock.patch("os.fsync"):  # nothing here has to survive a power cut
+                known[key] = make_run(tmp_path_factory.mktemp("made") / "runs", made)
+        return known[key]
+
+    return build
+
+
+@pytest.fixture
+def make_own(make: Callable[..., RunFolder], tmp_path: Path) -> Callable[..., RunFolder]:
+    """As `make`, a copy to write into."""
+
+    def build(**changes: object) -> RunFolder:
+        path = make(**changes).path
+        return RunFolder(shutil.copytree(path, tmp_path / "runs" / path.parent.name / path.name))
 
     return build

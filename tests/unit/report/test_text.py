@@ -1,0 +1,65 @@
+"""What terminals show."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from evalrig.records import RunFolder
+from evalrig.report.text import ending, planned
+from evalrig.types import Outcome
+from evalrig.verdict import judge
+
+Make = Callable[..., RunFolder]
+
+
+def test_the_ending_tells_verdicts_grounds_report_and_code(make: Make) -> None:
+    folder = make()
+    lines = ending(folder, judge(folder), "").splitlines()
+    assert lines[0].split() == ["candidate", "verdict", "grounds"]
+    assert lines[1].startswith("fp8kv      GO       fp8kv loses no more than 5 points on piqa")
+    assert any(line.startswith("int4       NO-GO    int4 moves the token distribution by 0.3") for line in lines)
+    assert lines[-2] == f"report: {folder.path}/report.html"
+    assert lines[-1] == "verdict: NO-GO (exit code 1)"
+    assert max(map(len, lines[:6])) <= 100
+
+
+def test_captured_output_has_no_colour_and_only_ascii(make: Make) -> None:
+    folder = make()
+    text = ending(folder, judge(folder), "")
+    assert "\x1b" not in text
+    assert text.isascii()
+
+
+def test_a_stopped_run_says_how_to_go_on(make: Make) -> None:
+    folder = make()
+    verdict = replace(judge(folder), outcome=Outcome.INVALID, exit_code=3)
+    lines = ending(folder, verdict, "interrupted by SIGTERM").splitlines()
+    assert "stopped: interrupted by SIGTERM" in lines
+    assert f"go on with: evalrig resume {folder.path}" in lines
+    assert lines[-1] == "verdict: INVALID (exit code 3)"
+
+
+def test_a_hostile_reason_cannot_drive_the_terminal(make: Make) -> None:
+    folder = make()
+    verdict = judge(folder)
+    one = replace(verdict.candidates["int4"], outcome=Outcome.INVALID, reasons=("\x1b[2J[red]gone\u202e",))
+    text = ending(folder, replace(verdict, candidates={"int4": one}), "\x1b[2J")
+    assert "\x1b" not in text
+    assert "␛[2J[red]gone⟨U+202E⟩" in text
+
+
+def test_planned_names_everything_and_what_it_can_decide(make: Make) -> None:
+    plan = make().plan()
+    text = planned(plan, "name: made-up\n")
+    assert text.startswith("name: made-up\n\n# the plan\n")
+    for word in ("reference_again", "kl_veto", "piqa_accuracy", "diagnostic", "gating", "5 points"):
+        assert word in text
+    assert 'suite "piqa" (n=120, discordance 10.0%) cannot decide 5 pt: needs about 248 items' in text
+    assert "kl_veto: margin 0.05 nats per token; what 24 samples decide depends on the spread" in text
+
+
+def test_planned_names_gates_that_do_not_apply(make: Make) -> None:
+    assert "gates not applied, their suite is not in this run: kl_veto" in planned(make(kl=False).plan(), "")
+
+
+def test_planned_says_when_nothing_gates(make: Make) -> None:
+    assert "no checks is not a pass" in planned(make(gating=False).plan(), "")
