@@ -22,6 +22,7 @@ from evalrig.config.schema import (
     VariantConfig,
 )
 from evalrig.errors import UsageError
+from evalrig.plugins import kinds
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +217,7 @@ gates: {mine: {kind: noninferior, suite: mine, metric: accuracy, margin: 0.1}}
 # ---- from names to objects
 
 ASSEMBLED = {
-    "engine.kind=toys.engin": "engine.kind: no engine `toys.engin`; known: refengine, replay",
+    "engine.kind=toys.engin": f"engine.kind: no engine `toys.engin`; known: {', '.join(kinds('engines'))}",
     "engine.kind=refengin": "engine.kind: no engine `refengin`; did you mean `refengine`?",
     "suites.piqa.kind=piqua": "suites.piqa.kind: no suite `piqua`; did you mean `piqa`?",
     "gates.lead.kind=noninferor": "gates.lead.kind: no gate `noninferor`; did you mean `noninferior`?",
