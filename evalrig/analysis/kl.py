@@ -155,7 +155,7 @@ def _shared(left: Ids, right: Ids) -> tuple[IntArray, IntArray, IntArray]:
 
 def _top(ids: Ids, logprobs: FloatArray) -> IntArray:
     at_top = logprobs == logprobs.max(axis=1, keepdims=True)
-    return np.where(at_top, ids, np.iinfo(np.int64).max).min(axis=1)
+    return np.where(at_top, ids.astype(np.int64), np.iinfo(np.int64).max).min(axis=1)
 
 
 def full_kl(reference_logprobs: Logprobs, candidate_logprobs: Logprobs) -> FloatArray:

@@ -114,7 +114,7 @@ class Refengine(Engine):
     async def fingerprint(self) -> Fingerprint:
         """From `/server_info`."""
         info = self._info
-        flags = ("kv_scale", "quantization_recipe", "context_length", "page_size", "exact", "blas", "numpy", "threads")
+        flags = ("kv_scale", "quantization_recipe", "context_length", "page_size", "exact", "blas", "numpy_version")
         return Fingerprint(
             engine="refengine",
             version=str(info["version"]),
@@ -123,7 +123,7 @@ class Refengine(Engine):
             weights_digest=str(info["model_sha256"]),
             tokenizer_digest=str(info["tokenizer_sha256"]),
             template_digest=str(info["chat_template_sha256"]),
-            flags={key: info[key] for key in flags if key in info},
+            flags={key: _words(info[key]) for key in flags if key in info},
             device="cpu",
         )
 
@@ -146,6 +146,11 @@ class Refengine(Engine):
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
         return await self.client.score(ids, start, top_k)
+
+
+def _words(value: Any) -> Any:
+    """A group of settings as one readable line."""
+    return ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, dict) else value
 
 
 def _models() -> list[str]:

@@ -211,3 +211,12 @@ def test_whole_vocabularies_must_sum_to_one():
 def test_logits_are_not_taken_for_logprobs():
     logits = -np.sort(-np.random.default_rng(1).normal(900, 5, (10, 20)), axis=1)
     assert row_faults(logits, full=False).over_unity == 10
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_narrow_token_ids_do_not_make_every_top_token_agree(dtype):
+    """Ids come from disk as int32; a sentinel that overflowed there once made all top tokens equal."""
+    left, right = np.array([[8, 3]], dtype), np.array([[3, 8]], dtype)
+    values = np.log(np.array([[0.5, 0.3]], np.float32))
+    assert not merged_bucket(left, values, right, values).top1_same[0]
+    assert merged_bucket(left, values, left, values).top1_same[0]
