@@ -14,7 +14,7 @@ from evalrig.gate import Distances, Evidence
 from evalrig.plan import SuitePlan
 from evalrig.report.differences import gate_on
 from evalrig.report.shown import Bar, Curve, DistanceView, Row
-from evalrig.report.words import NOTHING, count, level, percent, significant, span
+from evalrig.report.words import NOTHING, count, level, percent, short, significant, span
 from evalrig.tokens import read_tokens
 from evalrig.types import REFERENCE, State
 
@@ -111,7 +111,7 @@ def _view(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], co
 def _veto(margin: float, gating: bool, name: str) -> str:
     kind = "Gating" if gating else "Diagnostic, never changes the verdict"
     return (
-        f"{kind}: veto at {significant(margin)} nats per token above the floor (gate {name}). "
+        f"{kind}: veto at {short(margin)} nats per token above the floor (gate {name}). "
         "A distance can stop a release and never earns one."
     )
 
@@ -167,8 +167,8 @@ def _share(change: float) -> str:
 
 
 def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], columns: list[_Arm]) -> list[str]:
-    notes: list[str] = []
     width = _width(gathered, suite)
+    notes = [f"Every distance above is a lower bound: it is taken on the {width} most probable tokens of both sides."]
     for name, arm in arms.items():
         rows = arm.audits.get(suite.name)
         if rows is None or not width or np.isnan(rows.reference).any() or np.isnan(rows.candidate).any():
@@ -180,7 +180,7 @@ def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], c
             f"{count(found.rows, 'audited position')} ({significant(found.kl_merged_mean)} of "
             f"{significant(found.kl_full_mean)} nats over the whole vocabulary)."
         )
-    if not notes:
+    if len(notes) == 1:
         notes.append("No position was scored over the whole vocabulary: what the lists cut off is not known.")
     if not any(column.name == FLOOR for column in columns):
         notes.append("No floor was measured: the distance may be the reference's own noise.")

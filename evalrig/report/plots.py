@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from evalrig.report.shown import Bar, Curve, DistanceView, Forest
+from evalrig.report.words import short
 
 SVG = "http://www.w3.org/2000/svg"
 INK, QUIET, LIMIT = "#010101", "#020202", "#030303"
@@ -73,9 +74,13 @@ def _bar(axes: Any, row: int, bar: Bar) -> None:
     """A limit that does not exist is drawn as an arrow to the edge."""
     colour = QUIET if bar.noise else SERIES[0]
     if bar.value is None:
-        axes.annotate("no pairs", (0, row), xytext=(6, 0), textcoords="offset points", va="center", color=QUIET)
+        _aside(axes, "no pairs", (0.0, row))
         return
-    for limit, end in ((bar.low, 0.0), (bar.high, 1.0)):
+    limits = ((bar.low, 0.0), (bar.high, 1.0))
+    if bar.low is None and bar.high is None:
+        _aside(axes, "no valid interval", (bar.value, row))
+        limits = ()
+    for limit, end in limits:
         if limit is None:
             axes.annotate(
                 "",
@@ -90,6 +95,10 @@ def _bar(axes: Any, row: int, bar: Bar) -> None:
             axes.plot([limit, limit], [row - 0.1, row + 0.1], color=colour, linewidth=1.8)
     face = "none" if bar.noise else colour
     axes.plot([bar.value], [row], "o", color=colour, markerfacecolor=face, markersize=6.5, zorder=3)
+
+
+def _aside(axes: Any, words: str, at: tuple[float, float]) -> None:
+    axes.annotate(words, at, xytext=(-9, 0), textcoords="offset points", ha="right", va="center", color=QUIET)
 
 
 def _range(plot: Forest) -> tuple[float, float]:
@@ -124,7 +133,7 @@ def _logarithmic(axes: Any, view: DistanceView) -> None:
     lowest = min(bar.value for curve in view.curves for bar in curve.bars if bar.value and bar.value > 0)
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(axes.get_ylim()[0], lowest / 5))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: short(value))
     axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.figure.legend(loc="outside upper left", ncols=min(len(view.curves), 4), handletextpad=0.5)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from evalrig.plan import GatePlan, Plan
-from evalrig.report.words import amount, count, interval, level, listed, margin_words, significant, units
+from evalrig.report.words import amount, count, interval, level, listed, margin_words, short, significant, units
 from evalrig.types import CandidateVerdict, Check, CheckOutcome, Estimate, Metric, Outcome
 
 MOST_REASONS = 4
@@ -61,7 +61,7 @@ def _claim(check: Check, gate: GatePlan | None, metric: Metric | None, alpha: fl
     if metric.kind == "distance":
         if passed:
             return f"stays below the veto on distance ({_above(value)} of {margin})"
-        return f"moves the token distribution by {_above(value)} {units(metric)} above the noise floor, veto at {significant(gate.margin)}"
+        return f"moves the token distribution by {_above(value)} {units(metric)} above the noise floor, veto at {short(gate.margin)}"
     words = "loses no more than" if passed else "loses more than"
     return f"{words} {margin} on {check.suite} ({_numbers(check.estimate, metric, alpha)})"
 
@@ -107,7 +107,10 @@ def _degraded(check: Check, plan: Plan) -> bool:
     """The whole interval is a loss; a distance cannot be a gain."""
     metric = metric_of(gate_of(check, plan), plan)
     high = check.estimate.high if check.estimate else None
-    return metric is not None and metric.kind != "distance" and high is not None and high < 0
+    if metric is None or high is None or metric.kind == "distance":
+        return False
+    other = plan.suite(check.suite).metrics  # beside a distance, a lower logprob is that distance once more
+    return high < 0 and all(one.kind != "distance" for one in other)
 
 
 def _remark(check: Check, plan: Plan) -> str:

@@ -63,14 +63,21 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
+def short(value: float) -> str:
+    """A number that somebody wrote down, such as a margin: as written, without an exponent."""
+    return minus(f"{Decimal(f'{value:.6g}').normalize():f}")
+
+
 def significant(value: float | None, digits: int = 3) -> str:
-    """Without an exponent, so that columns can be compared by eye."""
+    """A measured number. Without an exponent, so that columns can be compared by eye."""
     if value is None or math.isnan(value):
         return NOTHING
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    rounded = Decimal(f"{value:.{digits}g}")
-    return minus(f"{rounded:f}") if abs(value) >= 1e-7 or value == 0 else minus(f"{value:.1e}")
+    if value == 0:
+        return "0"
+    rounded = Decimal(f"{value:#.{digits}g}")
+    return minus(f"{rounded:f}") if abs(value) >= 1e-7 else minus(f"{value:.1e}")
 
 
 def signed(value: float | None, digits: int = 3) -> str:
@@ -107,7 +114,7 @@ def interval(low: float | None, high: float | None, metric: Metric) -> str:
     return f"{amount(low, metric)} to {amount(high, metric)}"
 
 
-def span(low: float, high: float, digits: int = 3) -> str:
+def span(low: float, high: float, digits: int = 2) -> str:
     """Limits of a level, such as a mean distance."""
     if not (math.isfinite(low) or math.isfinite(high)):
         return "no valid interval"
@@ -116,7 +123,7 @@ def span(low: float, high: float, digits: int = 3) -> str:
 
 def margin_words(margin: float, metric: Metric) -> str:
     """`5 points`, `0.05 nats per token`."""
-    return f"{significant(metric.scale * margin)} {units(metric)}"
+    return f"{short(metric.scale * margin)} {units(metric)}"
 
 
 def units(metric: Metric) -> str:

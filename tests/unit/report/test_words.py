@@ -15,6 +15,7 @@ from evalrig.report.words import (
     p_value,
     percent,
     points,
+    short,
     significant,
     sized,
     visible,
@@ -60,8 +61,8 @@ def test_a_long_text_is_cut_and_says_how_much_is_missing() -> None:
     [
         (0.3529, "0.353"),
         (1640.0, "1640"),
-        (0.000012, "0.000012"),
-        (-0.5, "−0.5"),
+        (0.000012, "0.0000120"),
+        (-0.5, "−0.500"),
         (0.0, "0"),
         (1.2e-9, "1.2e−09"),
         (math.inf, "∞"),
@@ -71,6 +72,10 @@ def test_a_long_text_is_cut_and_says_how_much_is_missing() -> None:
 )
 def test_significant_digits_without_exponent(value: float | None, shown: str) -> None:
     assert significant(value) == shown
+
+
+def test_a_margin_is_shown_as_it_was_written() -> None:
+    assert [short(x) for x in (5.0, 0.05, 0.5, 1e-5, 100 * 0.01, 250.0)] == ["5", "0.05", "0.5", "0.00001", "1", "250"]
 
 
 def test_points_are_signed_and_never_minus_zero() -> None:
@@ -91,8 +96,8 @@ def test_a_distance_has_no_sign_and_a_score_has_one() -> None:
 def test_an_interval_without_limits_says_so() -> None:
     assert interval(-0.021, 0.014, POINTS) == "−2.1 to +1.4"
     assert interval(None, None, POINTS) == "no valid interval"
-    assert interval(None, 0.02, KL) == "at most 0.02"
-    assert interval(0.2, math.inf, KL) == "at least 0.2"
+    assert interval(None, 0.02, KL) == "at most 0.020"
+    assert interval(0.2, math.inf, KL) == "at least 0.20"
 
 
 def test_small_words() -> None:
