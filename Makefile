@@ -26,7 +26,7 @@ test-all: setup fetch browser check
 check: setup
 	ruff check
 	ruff format --check
-	lint-imports --no-logo 2>/dev/null || lint-imports
+	lint-imports --no-logo
 	pyright
 
 golden: setup fetch
