@@ -110,8 +110,8 @@ def _row(name: str, pairs: Pairs, test: PairedTest | None, gate: GatePlan | None
         interval=interval(test.low, test.high, metric),
         n=f"{test.n:,}",
         reading=_reading(pairs, test, gate, check, name == NOISE),
-        p_go=p_value(test.p_go) if gate else NOTHING,
-        p_nogo=p_value(test.p_nogo) if gate else NOTHING,
+        p_go=p_value(test.p_go) if check else NOTHING,
+        p_nogo=p_value(test.p_nogo) if check else NOTHING,
         method=test.method,
     )
 

@@ -16,13 +16,14 @@ from evalrig.report.shown import Bar, Curve, DistanceView, Forest
 from evalrig.report.words import short
 
 SVG = "http://www.w3.org/2000/svg"
-INK, QUIET, LIMIT = "#010101", "#020202", "#030303"
+INK, QUIET, LIMIT, PAPER = "#010101", "#020202", "#030303", "#fdfdfd"
 SERIES = ("#040404", "#050505", "#060606", "#070707", "#080808", "#090909")
 """Stand-ins: what matplotlib draws in these becomes a variable of the page's style sheet."""
 COLOURS = {
     INK: "currentColor",
     QUIET: "var(--quiet)",
     LIMIT: "var(--limit)",
+    PAPER: "var(--page)",
     **{colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)},
 }
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -98,7 +99,9 @@ def _bar(axes: Any, row: int, bar: Bar) -> None:
 
 
 def _aside(axes: Any, words: str, at: tuple[float, float]) -> None:
-    axes.annotate(words, at, xytext=(-9, 0), textcoords="offset points", ha="right", va="center", color=QUIET)
+    back = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
+    place = {"xytext": (-9, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+    axes.annotate(words, at, color=QUIET, bbox=back, zorder=4, **place)
 
 
 def _range(plot: Forest) -> tuple[float, float]:
