@@ -45,7 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, metavar="FILE.gguf")
     parser.add_argument("--weights", choices=("bf16", "fp8", "int4", "int4-asym", "f32"), default="bf16")
     parser.add_argument("--kv-cache", choices=("bf16", "fp8_e4m3", "f32"), default="bf16")
-    parser.add_argument("--kv-scale", type=_positive, default=1.0, help="divides keys and values before rounding (1.0)")
+    parser.add_argument(
+        "--kv-scale",
+        type=_scale,
+        default=1.0,
+        help="divides keys and values before rounding: a number (1.0), or per-head: measured at start",
+    )
     parser.add_argument("--kv-pool-bytes", type=int, help="size of the KV pool in bytes of its format (180 MiB)")
     parser.add_argument(
         "--context-length", type=int, help="longest sequence in tokens (the model's, or what the pool holds)"
@@ -63,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> float:
+def _scale(text: str) -> float | None:
+    if text == "per-head":
+        return None
     value = float(text)
     if not 1e-6 <= value <= 1e6:
         raise argparse.ArgumentTypeError(f"{text} is not between 1e-6 and 1e6")

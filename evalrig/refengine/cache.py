@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evalrig.refengine.arrays import F32, I64
+from evalrig.refengine.arrays import F32, I32, I64
 from evalrig.refengine.formats import KvFormat
 from evalrig.refengine.model import Architecture
 
@@ -18,7 +18,7 @@ cut into chunks, and who else decodes, then cannot change a bit."""
 GROUP_TOKENS = 1024
 """Tokens gathered at a time for sequences that decode together: keys and values then stay in the processor's cache."""
 NOBODY = -1
-_GENERATION_BITS = 32
+_MOST_IDENTITIES = 2**31 - 1
 
 
 class PageTagError(RuntimeError):
@@ -35,7 +35,7 @@ class CachedSequence:
     """One sequence's claim on the cache. Made by `PagedCache.open`, void after `PagedCache.close`."""
 
     identity: int
-    """Never used twice; the owner tag of its pages."""
+    """The owner tag of its pages; used again only after two billion others."""
     row: int
     """Its line in the page table."""
     reserved: int
@@ -65,8 +65,10 @@ class PagedCache:
         self.pages = pages
         self.scales: F32 = np.ones((architecture.layers, 2, architecture.kv_heads, 1), np.float32)
         """[layer, keys | values, head, 1]: what a value is divided by before it is rounded to the format."""
-        self.owner_and_generation: I64 = np.zeros((pages + 1, 2), np.int64)
+        self.owner_and_generation: I32 = np.zeros((pages + 1, 2), np.int32)
+        """[page, owner | generation]; the owner is a sequence's identity, or NOBODY."""
         self.owner_and_generation[:, 0] = NOBODY
+        self._tags: I64 = self.owner_and_generation.view(np.int64)[:, 0]
         # One page more than is ever handed out: it stays zero, and stands in the table where a sequence has no page.
         self._nothing = pages
         self._pool: F32 = np.zeros((architecture.layers, 2, pages + 1, *shape), np.float32)
@@ -95,7 +97,7 @@ class PagedCache:
         if not self._rows or self._reserved + need > self.pages or need > len(self._columns):
             raise OutOfPages(f"{need} pages asked for, {self.pages - self._reserved} of {self.pages} not promised")
         self._reserved += need
-        self._identity += 1
+        self._identity = self._identity % _MOST_IDENTITIES + 1
         return CachedSequence(identity=self._identity, row=self._rows.pop(), reserved=need)
 
     def close(self, sequence: CachedSequence) -> None:
@@ -123,18 +125,18 @@ class PagedCache:
             self.owner_and_generation[page, 0] = sequence.identity
             self.owner_and_generation[page, 1] += 1
             self._table[sequence.row, column] = page
-            generation = int(self.owner_and_generation[page, 1])
-            self._expected[sequence.row, column] = sequence.identity << _GENERATION_BITS | generation
+            self._expected[sequence.row, column] = self._tags[page]
 
     def check(self, sequences: Series[CachedSequence], ends: Series[int]) -> None:
         """PageTagError unless every page that `sequences` touch up to `ends` tokens carries their own tag."""
-        counts = np.array([pages_for(end) for end in ends])
-        rows, width = np.array([sequence.row for sequence in sequences]), int(counts.max())
-        tags = self.owner_and_generation[self._table[rows, :width]]
-        right = (tags[..., 0] << _GENERATION_BITS | tags[..., 1]) == self._expected[rows, :width]
-        right |= self._columns[:width] >= counts[:, None]
-        if not right.all():
-            bad = [one.identity for one, good in zip(sequences, right.all(axis=1), strict=True) if not good]
+        bad: list[int] = []
+        for sequence, end in zip(sequences, ends, strict=True):
+            count = pages_for(end)
+            found = self._tags[self._table[sequence.row, :count]]
+            # Bytes compare in one call; at a batch of one, each numpy call would show in the cost of a step.
+            if found.tobytes() != self._expected[sequence.row, :count].tobytes():
+                bad.append(sequence.identity)
+        if bad:
             raise PageTagError(f"pages of sequences {bad} carry a foreign owner or generation")
 
     def slots(self, rows: I64, positions: I64) -> tuple[I64, I64]:

@@ -16,6 +16,7 @@ from evalrig.refengine.chat_template import ChatTemplate
 from evalrig.refengine.exactness import batch_invariant
 from evalrig.refengine.formats import KV_FORMATS, WEIGHT_FORMATS, KvFormat
 from evalrig.refengine.gguf_file import GgufFile, open_gguf
+from evalrig.refengine.kv_scales import PER_HEAD, per_head_scales
 from evalrig.refengine.model import Architecture, Model, load_model, read_architecture
 from evalrig.refengine.requests import Limits
 from evalrig.refengine.scheduler import Scheduler
@@ -33,8 +34,8 @@ class Settings:
     model: Path
     weights: str = "bf16"
     kv_cache: str = "bf16"
-    kv_scale: float = 1.0
-    """What keys and values are divided by before they are rounded to the cache's format."""
+    kv_scale: float | None = 1.0
+    """What keys and values are divided by before they are rounded to the cache's format; None: measured a head."""
     pool_bytes: int = DEFAULT_POOL_BYTES
     """Size of the KV pool, in bytes of the cache's format."""
     context: int | None = None
@@ -107,7 +108,8 @@ class Engine:
             "weight_bytes": self.model.weight_bytes,
             "kv_cache_dtype": settings.kv_cache,
             "kv_cache_recipe": self.cache.format.recipe,
-            "kv_scale": settings.kv_scale,
+            "kv_scale": PER_HEAD if settings.kv_scale is None else settings.kv_scale,
+            "kv_scale_range": [float(self.cache.scales.min()), float(self.cache.scales.max())],
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "kv_pool_bytes": capacity * self.kv_bytes_per_token,
             "max_total_num_tokens": capacity,
@@ -177,8 +179,8 @@ def start_engine(settings: Settings) -> Engine:
     context = _context(settings, shape, pages)
     model, tokenizer = load_model(file, WEIGHT_FORMATS[settings.weights]), Tokenizer(file)
     cache = PagedCache(shape, kv_format, pages=pages, rows=settings.max_running, context=context)
-    cache.scales[:] = settings.kv_scale
-    holds = _self_check(settings, shape, kv_format, model)
+    cache.scales[:] = per_head_scales(model, tokenizer) if settings.kv_scale is None else settings.kv_scale
+    holds = _self_check(cache, model, exact=settings.exact)
     # Where padding does not make results independent of the batch, it would only cost time.
     stepper = Stepper(model, cache, context=context, exact=settings.exact and holds)
     scheduler = Scheduler(stepper, cache, tokenizer, chunk=settings.chunk)
@@ -197,12 +199,12 @@ def start_engine(settings: Settings) -> Engine:
     )
 
 
-def _self_check(settings: Settings, shape: Architecture, kv_format: KvFormat, model: Model) -> bool:
+def _self_check(served: PagedCache, model: Model, *, exact: bool) -> bool:
     """Runs the check on a small cache of its own: it needs no room in the real one and leaves no trace there."""
-    cache = PagedCache(shape, kv_format, pages=32, rows=8, context=4 * BLOCK)
-    cache.scales[:] = settings.kv_scale
-    stepper = Stepper(model, cache, context=4 * BLOCK, exact=settings.exact)
-    return batch_invariant(stepper, cache, shape.vocabulary)
+    shape = model.architecture
+    cache = PagedCache(shape, served.format, pages=32, rows=8, context=4 * BLOCK)
+    cache.scales[:] = served.scales
+    return batch_invariant(Stepper(model, cache, context=4 * BLOCK, exact=exact), cache, shape.vocabulary)
 
 
 def _context(settings: Settings, shape: Architecture, pages: int) -> int:

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evalrig.refengine.arrays import F64
+from evalrig.refengine.arrays import F32, F64
 from evalrig.refengine.cache import PagedCache
 from evalrig.refengine.formats import KV_FORMATS, WEIGHT_FORMATS
 from evalrig.refengine.gguf_file import GgufFile
+from evalrig.refengine.kv_scales import per_head_scales
 from evalrig.refengine.model import Model, load_model
 from evalrig.refengine.step import Slice, Stepper
 from evalrig.refengine.tokenizer import Tokenizer
@@ -18,9 +19,11 @@ STORED = np.load(DATA / "kl_text_logprobs.npz")
 IDS = [int(i) for i in STORED["ids"]]
 
 
-def logprobs(model: Model, kv_cache: str) -> F64:
+def logprobs(model: Model, kv_cache: str, scales: F32 | None = None) -> F64:
     """[tokens, vocabulary] of the whole text in one step."""
     cache = PagedCache(model.architecture, KV_FORMATS[kv_cache], pages=40, rows=2, context=640)
+    if scales is not None:
+        cache.scales[:] = scales
     stepper = Stepper(model, cache, context=640, exact=False)
     hidden = stepper.run([Slice(sequence=cache.open(len(IDS)), tokens=IDS)])
     logits = stepper.logits(hidden)
@@ -63,6 +66,18 @@ def test_bf16_cache_is_nearly_harmless(model: Model, reference: F64) -> None:
 
 def test_fp8_cache_moves_the_distribution_by_4e_3_to_9e_3(model: Model, reference: F64) -> None:
     assert 4e-3 < kl(reference, logprobs(model, "fp8_e4m3")) < 9e-3
+
+
+def test_measured_scales_keep_the_fp8_cache_as_near(model: Model, tokenizer: Tokenizer, reference: F64) -> None:
+    scales = per_head_scales(model, tokenizer)
+    assert scales.shape == (30, 2, 3, 1)
+    assert kl(reference, logprobs(model, "fp8_e4m3", scales)) < 9e-3
+
+
+def test_a_scale_far_too_large_is_seen(model: Model, reference: F64) -> None:
+    """At 4096 most values fall below the smallest step of e4m3."""
+    wrong = np.full((30, 2, 3, 1), 4096, np.float32)
+    assert kl(reference, logprobs(model, "fp8_e4m3", wrong)) > 0.5
 
 
 @pytest.mark.parametrize(
