@@ -49,8 +49,7 @@ def test_no_public_data_is_shipped() -> None:
 
 
 def test_piqa_counts_are_those_of_the_file() -> None:
-    if fetch.missing(["piqa"]):
-        pytest.skip("piqa is not in the cache; `evalrig fetch piqa` brings it")
+    assert not fetch.missing(["piqa"]), "piqa is not in the cache; run `evalrig fetch piqa` before the tests"
     [file] = fetch.cards()["piqa"].files
     rows = [json.loads(line) for line in fetch.path_of("piqa").read_text(encoding="utf-8").splitlines()]
     asked = collections.Counter(row["question"] for row in rows)

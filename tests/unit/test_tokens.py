@@ -45,5 +45,5 @@ def test_a_record_without_its_tokens_is_one_line(tmp_path: Path, content: bytes 
     path = tmp_path / "x.parquet"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match="token logprobs of a record cannot be read .* restore the run folder"):
+    with pytest.raises(UsageError, match=r"token logprobs of a record cannot be read .* restore the run folder"):
         read_tokens(path)

@@ -1,0 +1,119 @@
+"""What is proved about an engine before its first attempt."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toys.engine import Toy, ToyOptions
+from toys.nouns import small_folder
+from toys.runs import Silent
+
+from evalrig.engine import Launch, Scoring
+from evalrig.preflight import CONVERSATIONS, PROBES, Gatekeeper, prove
+from evalrig.types import Level, Preflight, Variant
+from evalrig.validity import compare, expected
+
+
+def toy(name: str = "cheap", **options: Any) -> Toy:
+    expect = {"weights": "bf16"}
+    variant = Variant(name=name, role="candidate", engine="toys.engine", weights="toy", expect=expect)
+    return Toy(variant, ToyOptions(**options), Launch(log=Path(), start_seconds=1, request_seconds=1))
+
+
+def proved(engine: Toy) -> Preflight:
+    async def go() -> Preflight:
+        await engine.start()
+        return await prove(engine)
+
+    return asyncio.run(go())
+
+
+def invalid(found: list[Any]) -> list[str]:
+    return [finding.text for finding in found if finding.level is Level.INVALID]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Preflight:
+    return replace(proved(toy()), variant="reference")
+
+
+def test_everything_is_probed(reference: Preflight) -> None:
+    assert set(reference.prompt_digests) == set(reference.logprob_digests) == {*PROBES, *CONVERSATIONS}
+    assert reference.faults == ()
+    assert invalid(expected(reference)) == []
+
+
+def test_a_damaged_variant_differs_and_an_unquantised_one_does_not(reference: Preflight) -> None:
+    """Pitfall 35: a gate that passes on self-comparison, or on a model never quantised."""
+    assert invalid(compare(reference, proved(toy(noise=0.01)))) == []
+    assert invalid(compare(reference, proved(toy()))) == [
+        "cheap: bit-identical to the reference on every probe; the quantisation did not engage"
+    ]
+
+
+def test_another_template_is_found_by_the_prompt_tokens(reference: Preflight) -> None:
+    assert invalid(compare(reference, proved(toy(noise=0.01, template="[{role}]{content}")))) == [
+        "cheap: other prompt tokens than the reference on probes chat, chat-system; tokenizer or template differ"
+    ]
+
+
+def test_an_engine_that_is_not_what_was_expected(reference: Preflight) -> None:
+    assert invalid(expected(proved(toy(says_weights="int4")))) == ["cheap: weights is int4, expected bf16"]
+
+
+def test_what_an_engine_does_not_tell_is_a_warning() -> None:
+    [finding, *_] = expected(proved(toy(says_weights="")))
+    assert (finding.level, finding.text) == (Level.WARN, "cheap: weights is not told, expected bf16")
+
+
+def test_nothing_expected_is_nothing_proved(reference: Preflight) -> None:
+    [finding, *_] = expected(replace(reference, expect={}))
+    assert finding.level is Level.WARN
+    assert "set `expect` in the run file" in finding.text
+
+
+def test_nan_is_a_fault() -> None:
+    assert proved(toy(nan_every=3)).faults == (
+        "probe `digits`: non-finite logprobs of given tokens",
+        "probe `chat`: non-finite logprobs of given tokens",
+    )
+
+
+@pytest.mark.parametrize(("shift", "said"), [(0.5, "do not sum to one"), (np.nan, "non-finite logprobs")])
+def test_rows_that_are_no_distribution_are_a_fault(monkeypatch: pytest.MonkeyPatch, shift: float, said: str) -> None:
+    score = Toy.score
+
+    async def shifted(self: Toy, ids: Any, start: int, top_k: int = 0) -> Scoring:
+        found = await score(self, ids, start, top_k)
+        return replace(found, top_logprobs=found.top_logprobs + np.float32(shift))
+
+    monkeypatch.setattr(Toy, "score", shifted)
+    faults = proved(toy()).faults
+    assert len(faults) == 8
+    assert all(said in fault for fault in faults)
+
+
+def admitted(folder: Any, engine: Toy) -> tuple[bool, list[str]]:
+    progress = Silent()
+
+    async def go() -> bool:
+        await engine.start()
+        return await Gatekeeper(folder, progress).admit(engine)
+
+    return asyncio.run(go()), progress.lines
+
+
+def test_the_gatekeeper_admits_keeps_and_refuses(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path)
+    assert admitted(folder, toy("reference"))[0]
+    assert admitted(folder, toy("cheap", noise=0.1))[0]
+    again, said = admitted(folder, toy("same"))
+    assert not again
+    assert said == ["INVALID: same: bit-identical to the reference on every probe; the quantisation did not engage"]
+    kept = folder.preflight("same")
+    assert kept is not None
+    assert kept.variant == "same"
+    assert folder.preflight("never") is None

@@ -1,0 +1,278 @@
+"""Each rule that can say: do not trust this measurement. The run is real; the fault is put in afterwards."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toys.engine import Toy
+from toys.runs import carry_out, run_file
+
+from evalrig.evidence import tokens_file
+from evalrig.records import RunFolder
+from evalrig.tokens import read_tokens, write_tokens
+from evalrig.types import Level, Outcome, Verdict
+from evalrig.verdict import judge
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = run_file(tmp_path_factory.mktemp("run"), {"cheap": {"noise": 0.02}, "other": {"noise": 0.03}})
+    return carry_out(path).folder.path
+
+
+@pytest.fixture
+def folder(ran: Path, tmp_path: Path) -> RunFolder:
+    return RunFolder(Path(shutil.copytree(ran, tmp_path / "copy")))
+
+
+def rewritten(folder: RunFolder, variant: str, suite: str, change: Callable[[list[Any]], list[Any]]) -> None:
+    path = folder.records_path(variant, suite)
+    rows = change([json.loads(line) for line in path.read_text().splitlines()])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def said(verdict: Verdict, level: Level = Level.INVALID, candidate: str = "") -> list[str]:
+    return [f.text for f in verdict.validity if f.level is level and f.candidate in ("", candidate)]
+
+
+def outcomes(verdict: Verdict) -> dict[str, Outcome]:
+    return {name: one.outcome for name, one in verdict.candidates.items()}
+
+
+def test_a_clean_run_says_what_was_proved_and_finds_nothing(folder: RunFolder) -> None:
+    verdict = judge(folder)
+    assert outcomes(verdict) == {"cheap": Outcome.GO, "other": Outcome.GO}
+    assert {finding.level for finding in verdict.validity} == {Level.OK}
+    assert {
+        "registration",
+        "expected dtype",
+        "prompt tokens",
+        "engaged",
+        "same tokens",
+        "reference against itself",
+    } <= {finding.rule for finding in verdict.validity}
+
+
+def test_gates_moved_after_the_start_show(folder: RunFolder) -> None:
+    path = folder.path / "run.yaml"
+    path.write_text(path.read_text().replace("margin: 0.05", "margin: 5.0"))
+    assert said(judge(folder)) == ["run.yaml was changed after the start"]
+
+
+def test_a_plan_changed_after_the_start_shows(folder: RunFolder) -> None:
+    path = folder.path / "plan.json"
+    text = path.read_text()
+    path.write_text(text.replace('"margin": 0.1', '"margin": 0.9'))
+    assert path.read_text() != text
+    assert said(judge(folder)) == ["plan.json was changed after the start"]
+
+
+def test_a_re_shuffled_answer_key_shows(folder: RunFolder) -> None:
+    """Pitfall 3."""
+    path = folder.path / "samples" / "piqa.jsonl"
+    path.write_text(path.read_text().replace('"target":"', '"target":"x', 1))
+    verdict = judge(folder)
+    assert said(verdict) == ["samples/piqa.jsonl was changed after the start"]
+    assert verdict.exit_code == 3
+
+
+def test_a_lost_row_moves_no_other_pair_and_is_named(folder: RunFolder) -> None:
+    """Pitfall 5: pairing by position. One row lost at the front must not shift the rest."""
+    before = judge(folder).candidates["cheap"].checks
+    rewritten(folder, "cheap", "piqa", lambda rows: rows[1:])
+    verdict = judge(folder)
+    assert said(verdict, candidate="cheap") == ["cheap, piqa: 1 of 120 planned attempts have no record"]
+    assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+    after = verdict.candidates["cheap"].checks
+    for old, new in zip(before, after, strict=True):
+        if old.suite == "kl":
+            assert old == new
+        else:
+            assert old.estimate is not None
+            assert new.estimate is not None
+            assert old.estimate.value == pytest.approx(new.estimate.value, abs=0.02)
+
+
+def test_the_order_of_records_does_not_matter(folder: RunFolder) -> None:
+    """Pitfall 5."""
+    before = judge(folder)
+    rewritten(folder, "cheap", "piqa", lambda rows: rows[::-1])
+    rewritten(folder, "reference", "kl", lambda rows: rows[3:] + rows[:3])
+    assert judge(folder) == before
+
+
+def test_an_attempt_recorded_twice_shows(folder: RunFolder) -> None:
+    rewritten(folder, "cheap", "piqa", lambda rows: [*rows, rows[0]])
+    assert said(judge(folder), candidate="cheap") == ["cheap, piqa: 1 attempts recorded twice, 0 never planned"]
+
+
+def test_an_attempt_never_planned_shows(folder: RunFolder) -> None:
+    rewritten(folder, "cheap", "piqa", lambda rows: [*rows, {**rows[0], "sample": "piqa-9999"}])
+    assert said(judge(folder), candidate="cheap") == ["cheap, piqa: 0 attempts recorded twice, 1 never planned"]
+
+
+def test_other_prompt_tokens_than_the_reference_show(folder: RunFolder) -> None:
+    def change(rows: list[Any]) -> list[Any]:
+        rows[0]["provenance"]["prompt_sha256"] = "other"
+        rows[1]["provenance"]["tokens_sha256"] = "other"
+        return rows
+
+    rewritten(folder, "cheap", "kl", change)
+    [text] = said(judge(folder), candidate="cheap")
+    assert text == "cheap, kl: 2 of 30 samples were asked or scored with other tokens than the reference's"
+
+
+def test_the_reference_s_answers_served_as_the_candidate_s_show(folder: RunFolder) -> None:
+    """Pitfall 1: the cache was not keyed by model, so the second model never ran."""
+    for name in ("records", "tokens"):
+        shutil.rmtree(folder.variant_path("cheap") / name)
+        shutil.copytree(folder.variant_path("reference") / name, folder.variant_path("cheap") / name)
+    for suite in ("kl", "piqa"):
+        rewritten(folder, "cheap", suite, lambda rows: [{**row, "variant": "cheap"} for row in rows])
+    verdict = judge(folder)
+    [text] = said(verdict, candidate="cheap")
+    assert text.startswith("cheap, kl: all ")
+    assert text.endswith(" logprobs equal the reference's bit for bit")
+    assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+
+
+def broken_row(folder: RunFolder, variant: str, column: str, value: float) -> None:
+    sample = folder.records(variant, "kl")[0].sample
+    path = tokens_file(folder, variant, "kl", sample, 0)
+    columns = {name: values.copy() for name, values in read_tokens(path).items()}
+    columns[column][0] = value
+    write_tokens(path, columns)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("logprob", np.nan),
+        ("logprob", np.inf),
+        ("top_logprobs", np.nan),
+        ("top_logprobs", np.inf),
+        ("top_logprobs", 1.0),
+    ],
+)
+def test_rows_that_are_no_logprobs_show_and_judging_goes_on(folder: RunFolder, column: str, value: float) -> None:
+    broken_row(folder, "cheap", column, value)
+    verdict = judge(folder)
+    assert any("have non-finite or unnormalised logprobs" in text for text in said(verdict, candidate="cheap"))
+    assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+
+
+@pytest.mark.parametrize("variant", ["reference", "reference_again"])
+def test_a_broken_row_of_the_reference_or_of_the_floor_invalidates_all(folder: RunFolder, variant: str) -> None:
+    broken_row(folder, variant, "top_logprobs", np.nan)
+    verdict = judge(folder)
+    assert set(outcomes(verdict).values()) == {Outcome.INVALID}
+    assert any(text.startswith(f"{variant}, kl: ") for text in said(verdict))
+
+
+def wrong(rows: list[Any]) -> list[Any]:
+    return [{**row, "scores": {"accuracy": 0.0, "lead": row["scores"]["lead"] - 3}} for row in rows]
+
+
+def test_a_reference_that_contradicts_itself_invalidates_all(folder: RunFolder) -> None:
+    rewritten(folder, "reference_again", "piqa", wrong)
+    verdict = judge(folder)
+    assert set(outcomes(verdict).values()) == {Outcome.INVALID}
+    assert any(text.startswith("A/A piqa accuracy: ") for text in said(verdict))
+
+
+def test_truncation_and_refusal_are_scores_of_zero_and_stay_in_the_denominator(folder: RunFolder) -> None:
+    """Pitfall 12: truncation counted as agreement."""
+
+    def cut(rows: list[Any]) -> list[Any]:
+        for n, row in enumerate(rows):
+            row["state"] = "truncated" if n % 2 else "refused"
+        return rows
+
+    rewritten(folder, "cheap", "piqa", cut)
+    checks = {check.gate: check for check in judge(folder).candidates["cheap"].checks}
+    assert checks["accuracy"].estimate is not None
+    assert checks["accuracy"].estimate.value == pytest.approx(-0.75, abs=0.12)
+    assert checks["accuracy"].outcome == "fail"
+
+
+def test_failures_in_one_arm_of_a_distance_suite_are_stability(folder: RunFolder) -> None:
+    def lose(rows: list[Any]) -> list[Any]:
+        return [{**row, "state": "infra", "scores": {}} if n < 12 else row for n, row in enumerate(rows)]
+
+    rewritten(folder, "cheap", "kl", lose)
+    verdict = judge(folder)
+    assert outcomes(verdict)["cheap"] is Outcome.INVALID
+    assert any("unequally (p = " in text for text in said(verdict, candidate="cheap"))
+
+
+def test_a_torn_line_is_said_and_left_out(folder: RunFolder) -> None:
+    path = folder.records_path("cheap", "piqa")
+    path.write_bytes(path.read_bytes()[:-20])
+    verdict = judge(folder)
+    assert said(verdict, Level.WARN) == [
+        "variants/cheap/records/piqa.jsonl: the last line was cut by a kill and is left out"
+    ]
+    assert outcomes(verdict)["cheap"] is Outcome.INVALID
+
+
+def test_an_interrupted_run_is_invalid_and_names_the_root_not_what_follows(folder: RunFolder) -> None:
+    folder.set_stopped("interrupted by SIGTERM before all attempts were made")
+    rewritten(folder, "cheap", "piqa", lambda rows: rows[:50])
+    verdict = judge(folder)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.INVALID, 3)
+    assert verdict.candidates["cheap"].reasons == ("interrupted by SIGTERM before all attempts were made",)
+
+
+def test_a_variant_that_was_never_reached_is_invalid(folder: RunFolder) -> None:
+    shutil.rmtree(folder.variant_path("cheap"))
+    verdict = judge(folder)
+    assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+    assert verdict.candidates["cheap"].reasons == ("cheap: nothing was proved; its engine was not reached",)
+
+
+def test_without_a_second_reference_nothing_counts(folder: RunFolder) -> None:
+    shutil.rmtree(folder.variant_path("reference_again"))
+    assert set(outcomes(judge(folder)).values()) == {Outcome.INVALID}
+
+
+def test_without_the_reference_nothing_counts(folder: RunFolder) -> None:
+    shutil.rmtree(folder.variant_path("reference"))
+    assert set(outcomes(judge(folder)).values()) == {Outcome.INVALID}
+
+
+def test_draws_are_not_independent_units(folder: RunFolder) -> None:
+    """Pitfall 33: tokens of one prompt stand or fall together, so the prompts are what is counted."""
+    checks = {check.gate: check for check in judge(folder).candidates["cheap"].checks}
+    assert checks["kl_veto"].estimate is not None
+    assert checks["kl_veto"].estimate.method.startswith("cluster-robust t, 29 degrees of freedom")
+    assert checks["kl_veto"].estimate.n > 300
+
+
+FAULTY: dict[str, tuple[dict[str, Any], str]] = {
+    "wrong_dtype": ({"noise": 0.1, "says_weights": "int4"}, "weights is int4, expected bf16"),
+    "other_template": ({"noise": 0.1, "template": "[{role}]{content}"}, "other prompt tokens than the reference"),
+    "not_engaged": ({}, "bit-identical to the reference on every probe"),
+    "nan": ({"noise": 0.1, "nan_every": 40}, "non-finite or unnormalised logprobs"),
+}
+
+
+def test_a_faulty_candidate_is_invalid_and_the_good_one_is_not(tmp_path: Path) -> None:
+    candidates = {name: args for name, (args, _) in FAULTY.items()}
+    verdict = carry_out(run_file(tmp_path, {**candidates, "good": {"noise": 0.02}})).verdict
+    assert outcomes(verdict) == {**dict.fromkeys(FAULTY, Outcome.INVALID), "good": Outcome.GO}
+    for name, (_, reason) in FAULTY.items():
+        assert reason in " ".join(verdict.candidates[name].reasons), name
+
+
+def test_a_reference_with_real_noise_is_not_invalid_and_prints_its_floor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "starts", 0)  # the seed of the jitter
+    noisy = {"weights": "toy", "expect": {"weights": "bf16"}, "args": {"jitter": 0.05}}
+    verdict = carry_out(run_file(tmp_path, {"cheap": {"noise": 0.06}}, reference=noisy, runner={"engines": 1})).verdict
+    assert verdict.candidates["cheap"].outcome is Outcome.GO
+    assert "times the floor" in verdict.candidates["cheap"].reasons[0]
