@@ -4,6 +4,7 @@ Matplotlib draws; its output is then parsed and rewritten, so that a strict cont
 plots share a page, and lines and text follow the page's colours in light, in dark and in print.
 """
 
+import math
 import re
 import warnings
 from collections.abc import Generator
@@ -61,7 +62,7 @@ def forest(plot: Forest, number: int) -> str:
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_xlim(*_range(plot))
-        axes.set_xlabel(plot.axis)
+        figure.supxlabel(plot.axis, fontsize="medium")
         return inline(_drawn(figure), prefix, plot.title, plot.description)
 
 
@@ -117,10 +118,12 @@ def positions(view: DistanceView, number: int) -> str:
     """Mean distance by position in the answer, both axes logarithmic; a curve an arm, the floor broken."""
     prefix = f"positions{number}"
     with _settings(prefix):
-        figure, axes = _figure(6.4, 3.9)
+        columns = _legend_columns(view)
+        figure, axes = _figure(6.4, 3.7 + 0.22 * math.ceil(len(view.curves) / columns))
         drawn = [_curve(axes, curve, at, len(view.curves)) for at, curve in enumerate(view.curves)]
         if any(drawn):
             _logarithmic(axes, view)
+            figure.legend(loc="outside upper left", ncols=columns, handletextpad=0.5)
         else:
             axes.text(0.5, 0.5, "no distance above 0", transform=axes.transAxes, ha="center", color=QUIET)
         axes.set_xticks(range(len(view.octaves)), view.octaves)
@@ -131,6 +134,11 @@ def positions(view: DistanceView, number: int) -> str:
         return inline(_drawn(figure), prefix, title, view.description)
 
 
+def _legend_columns(view: DistanceView) -> int:
+    longest = max((len(_name(curve.arm)) for curve in view.curves), default=1)
+    return max(1, min(len(view.curves), 72 // (longest + 8)))
+
+
 def _logarithmic(axes: Any, view: DistanceView) -> None:
     """An interval that reaches 0 must not stretch the axis to nothing."""
     lowest = min(bar.value for curve in view.curves for bar in curve.bars if bar.value and bar.value > 0)
@@ -138,26 +146,26 @@ def _logarithmic(axes: Any, view: DistanceView) -> None:
     axes.set_ylim(bottom=max(axes.get_ylim()[0], lowest / 5))
     axes.yaxis.set_major_formatter(lambda value, _: short(value))
     axes.yaxis.set_minor_formatter(lambda value, _: "")
-    axes.figure.legend(loc="outside upper left", ncols=min(len(view.curves), 4), handletextpad=0.5)
 
 
 def _curve(axes: Any, curve: Curve, at: int, curves: int) -> bool:
     """Whether anything was drawn: on a logarithmic axis only what is above 0 can be."""
     colour = QUIET if curve.noise else SERIES[at % len(SERIES)]
-    shift = 0.07 * (at - (curves - 1) / 2)
+    shift = min(0.07, 0.4 / curves) * (at - (curves - 1) / 2)
     dots = [(x + shift, bar) for x, bar in enumerate(curve.bars) if bar.value is not None and bar.value > 0]
     for x, bar in dots:
         low, high = bar.low, bar.high
         if low is not None and high is not None:
             axes.plot([x, x], [max(low, 1e-12), max(high, 1e-12)], color=colour, linewidth=1.2)
     style: dict[str, Any] = {"linestyle": (0, (4, 3)) if curve.noise else "-", "color": colour, "linewidth": 1.4}
-    marker = "x" if curve.noise else MARKERS[at % len(MARKERS)]
+    marker = "x" if curve.noise else MARKERS[(at + at // len(SERIES)) % len(MARKERS)]
     axes.plot([x for x, _ in dots], [bar.value for _, bar in dots], marker=marker, label=_name(curve.arm), **style)
     return bool(dots)
 
 
 def _name(arm: str) -> str:
-    return arm if len(arm) <= LONGEST_NAME else f"{arm[: LONGEST_NAME - 1]}…"
+    """Names of variants differ at either end, so a long one loses its middle."""
+    return arm if len(arm) <= LONGEST_NAME else f"{arm[: LONGEST_NAME - 12]}…{arm[-11:]}"
 
 
 @contextmanager

@@ -27,9 +27,9 @@ def headline(name: str, verdict: CandidateVerdict, plan: Plan) -> str:
     if (more := len(verdict.reasons) - len(words)) > 0:
         words.append(f"and {count(more, 'further reason')}")
     others = _others(verdict, plan) if verdict.outcome is Outcome.INCONCLUSIVE else []
-    return "; ".join(
-        [f"{verdict.outcome}: {name}: {words[0] if words else 'no reason was given'}", *words[1:], *others]
-    )
+    first = words[0] if words else "no reason was given"
+    subject = "" if first.startswith(name) else f"{name}: "
+    return "; ".join([f"{verdict.outcome}: {subject}{first}", *words[1:], *others])
 
 
 def metric_of(gate: GatePlan | None, plan: Plan) -> Metric | None:

@@ -296,7 +296,9 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFolder]:
     def build(**changes: object) -> RunFolder:
         key = repr(sorted(changes.items()))
         if key not in known:
-            made = replace(Made(), **changes)  # type: ignore[arg-type]
+            only = changes.pop("only", tuple(EFFECTS))
+            effects = {name: effect for name, effect in EFFECTS.items() if name in only}  # type: ignore[operator]
+            made = replace(Made(effects=effects), **changes)  # type: ignore[arg-type]
             with mock.patch("os.fsync"):  # nothing here has to survive a power cut
                 known[key] = make_run(tmp_path_factory.mktemp("made") / "runs", made)
         return known[key]

@@ -6,11 +6,13 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from evalrig.records import RunFolder, encode
 from evalrig.report.shown import Page
 from evalrig.report.view import page
+from evalrig.tokens import read_tokens, write_tokens
 from evalrig.types import Verdict
 from evalrig.verdict import judge
 
@@ -165,3 +167,25 @@ def test_no_candidate_at_all(make: Make) -> None:
     folder = make()
     verdict: Verdict = replace(judge(folder), candidates={})
     assert page(folder, verdict).cards == ()
+
+
+def test_tokens_without_a_number_and_tokens_ruled_out_are_told(make_own: Make) -> None:
+    folder = make_own(piqa=False)
+    for arm, value in (("fp8kv", np.nan), ("int4", -np.inf)):
+        path = folder.path / "variants" / arm / "tokens" / "kl" / "p01-0.parquet"
+        columns = {name: values.copy() for name, values in read_tokens(path).items()}
+        columns["top_logprobs"][3, 0] = value
+        write_tokens(path, columns)
+    view = shown(folder)
+    assert view.head.outcome == "INVALID"
+    assert view.cards[0].headline.startswith("INVALID: fp8kv, kl: ")
+    [distance] = view.distances
+    rows = {row.label: row.cells for row in distance.rows}
+    assert rows["ruled out by the candidate"] == ("0", "1", "0")
+    assert rows["mean KL, nats per token"][1] == "∞"
+    assert distance.notes[-1] == "fp8kv: 1 position without a number, left out here."
+
+
+def test_a_single_candidate(make: Make) -> None:
+    view = shown(make(only=("fp8kv",), items=300))
+    assert view.head.sentence == "one candidate (exit code 0)"
