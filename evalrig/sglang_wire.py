@@ -136,7 +136,7 @@ class Client:
         """A reply of another shape is the engine's fault, not a crash of ours and not an answer."""
         try:
             yield
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineError(f"{self.name}: {path} answered in an unknown shape: {error!r}"[:300]) from error
 
     def _check_ids(self, ids: Sequence[int]) -> None:

@@ -1,0 +1,384 @@
+"""The client of SGLang's dialect against what SGLang 0.5.23 answered (`wire/`, recorded), and against what a server may do wrong."""
+
+import asyncio
+import base64
+import copy
+import json
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalrig.engine import Sampling
+from evalrig.errors import EngineError
+from evalrig.sglang_wire import RETRIES, Client
+from evalrig.types import Message
+
+WIRE = Path(__file__).parent / "wire"
+IDS = [504, 3575, 282, 4649, 314, 7042, 30]
+CLOSE = "close the connection"
+
+
+def recorded(name: str) -> Any:
+    return json.loads((WIRE / f"{name}.json").read_text())
+
+
+class Server(ThreadingHTTPServer):
+    """Answers from a list, in order, and keeps what it was asked; the last answer repeats."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[Any] = []
+        self.asked: list[tuple[str, str, Any]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server  # type: ignore[assignment]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.server.asked.append((self.command, self.path, json.loads(body) if body else None))
+        answers = self.server.answers
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer == CLOSE:
+            self.close_connection = True
+            return
+        status, content = answer
+        raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    do_GET = do_POST
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Generator[Server]:
+    monkeypatch.setattr("evalrig.sglang_wire.PAUSES", (0.0, 0.0))
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join(10)
+
+
+def ask(server: Server, call: Callable[[Client], Awaitable[Any]], vocabulary: int = 49152) -> Any:
+    async def go() -> Any:
+        client = Client("arm", f"http://127.0.0.1:{server.server_port}", 10)
+        client.vocabulary = vocabulary
+        try:
+            return await call(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(asyncio.wait_for(go(), 30))
+
+
+def score(server: Server, *answers: Any, start: int = 1, top_k: int = 5) -> Any:
+    server.answers = list(answers)
+    return ask(server, lambda client: client.score(IDS, start, top_k))
+
+
+def generate(server: Server, *answers: Any, **sampling: Any) -> Any:
+    server.answers = list(answers)
+    return ask(server, lambda client: client.generate(IDS[:5], Sampling(**{"max_tokens": 4, **sampling})))
+
+
+def refusal(call: Callable[..., Any], *arguments: Any, **more: Any) -> str:
+    with pytest.raises(EngineError) as caught:
+        call(*arguments, **more)
+    text = str(caught.value)
+    assert text.startswith("arm: ")
+    assert "\n" not in text
+    return text.removeprefix("arm: ")
+
+
+def changed(name: str, change: Callable[[Any], object]) -> tuple[int, Any]:
+    """A recorded answer with something done to it."""
+    answer = copy.deepcopy(recorded(name)["response"])
+    change(answer)
+    return 200, answer
+
+
+def answer(name: str) -> tuple[int, Any]:
+    return recorded(name)["status"], recorded(name)["response"]
+
+
+# ---- what was recorded
+
+
+def test_scoring_asks_and_reads_as_recorded(server: Server) -> None:
+    """Pitfall 31, off-by-one: row i belongs to token i, not to the one before."""
+    found = score(server, answer("5-score-flat-b64"))
+    assert server.asked == [("POST", "/generate", recorded("5-score-flat-b64")["request"])]
+    rows = recorded("5-score-flat-b64")["response"]["meta_info"]["input_token_logprobs"]
+    assert found.token_ids.tolist() == IDS[1:] == [row[1] for row in rows[1:]]
+    assert found.logprobs.tolist() == np.float32([row[0] for row in rows[1:]]).tolist()
+    assert (found.top_ids.shape, found.top_logprobs.shape) == ((6, 5), (6, 5))
+    listed = found.top_ids == found.token_ids[:, None]
+    assert listed.any(1).tolist() == [False, True, True, True, True, True]
+    assert found.top_logprobs[listed] == pytest.approx(found.logprobs[1:])
+
+
+def flat(name: str) -> tuple[int, Any]:
+    """A recorded answer with nested top lists, in the flat form in which the client asks for them."""
+
+    def change(reply: Any) -> None:
+        meta = reply["meta_info"]
+        rows = meta.pop("input_top_logprobs")[1:]
+        values = np.array([[entry[0] for entry in row] for row in rows], "<f4")
+        ids = np.array([[entry[1] for entry in row] for row in rows], "<i4")
+        meta["input_top_logprobs_val_flat_b64"] = base64.b64encode(values.tobytes()).decode()
+        meta["input_top_logprobs_idx_flat_b64"] = base64.b64encode(ids.tobytes()).decode()
+        meta["input_top_logprobs_shape"] = list(values.shape)
+        meta["input_top_logprobs_null_prefix"] = 1
+
+    return changed(name, change)
+
+
+def test_scoring_from_the_middle_starts_one_before_because_that_row_is_always_null(server: Server) -> None:
+    found = score(server, flat("5-score-start3"), start=4, top_k=3)
+    [(_, _, body)] = server.asked
+    request = recorded("5-score-start3")["request"]
+    assert {key: body[key] for key in request} == request
+    assert body["logprob_start_len"] == 3
+    assert found.token_ids.tolist() == IDS[4:]
+    assert (
+        found.logprobs.tolist() == np.float32([-0.44537609815597534, -0.2714426815509796, -0.4048488438129425]).tolist()
+    )
+    assert found.top_ids[:, 0].tolist() == IDS[4:]
+    assert found.top_logprobs[:, 0].tolist() == found.logprobs.tolist()
+
+
+def test_scoring_without_lists(server: Server) -> None:
+    found = score(server, answer("5-score-no-top"), top_k=0)
+    [(_, _, body)] = server.asked
+    assert {key: value for key, value in body.items() if value is not False and key != "top_logprobs_num"} == {
+        key: value for key, value in recorded("5-score-no-top")["request"].items() if value is not False
+    }
+    assert (found.top_ids.shape, len(found.logprobs)) == ((6, 0), 6)
+
+
+def test_the_whole_vocabulary_is_asked_for_by_its_size(server: Server) -> None:
+    values = np.log(np.full((6, 8), 1 / 8, "<f4"))
+    ids = np.tile(np.arange(8, dtype="<i4"), (6, 1))
+
+    def change(reply: Any) -> None:
+        meta = reply["meta_info"]
+        meta["input_top_logprobs_val_flat_b64"] = base64.b64encode(values.tobytes()).decode()
+        meta["input_top_logprobs_idx_flat_b64"] = base64.b64encode(ids.tobytes()).decode()
+        meta["input_top_logprobs_shape"] = [6, 8]
+        meta["input_token_logprobs"] = [[None if n == 0 else -2.0, n, None] for n in range(7)]
+
+    server.answers = [changed("5-score-flat-b64", change)]
+    found = ask(server, lambda client: client.score(list(range(7)), 1, -1), vocabulary=8)
+    assert server.asked[0][2]["top_logprobs_num"] == 8
+    assert np.exp(found.top_logprobs).sum(1) == pytest.approx(1)
+
+
+def test_generating_asks_and_reads_as_recorded(server: Server) -> None:
+    found = generate(server, answer("4-generate-ids"))
+    [(method, path, body)] = server.asked
+    assert (method, path) == ("POST", "/generate")
+    assert body == {
+        "input_ids": recorded("4-generate-ids")["request"]["input_ids"],
+        "sampling_params": {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 4},
+        "return_logprob": True,
+    }
+    assert (found.text, found.token_ids, found.finish) == (" Paris.\n\n", (7042, 30, 198, 198), "length")
+    assert (found.prompt_tokens, found.completion_tokens, found.retries) == (5, 4, 0)
+    assert found.logprobs == (-0.2714327871799469, -0.39342132210731506, -1.020167589187622, -0.9083191156387329)
+
+
+def test_a_stop_and_a_seed_are_sent_under_the_names_that_sglang_knows(server: Server) -> None:
+    def with_logprobs(reply: Any) -> None:
+        reply["meta_info"]["output_token_logprobs"] = [[-0.3, 7042, None], [-0.4, 30, None]]
+
+    found = generate(server, changed("4-generate-stop", with_logprobs), stop=(".",), seed=7, temperature=1.0)
+    params = server.asked[0][2]["sampling_params"]
+    assert (params["stop"], params["sampling_seed"], params["temperature"]) == (["."], 7, 1.0)
+    assert (found.text, found.token_ids, found.finish) == (" Paris", (7042, 30), "stop")
+
+
+def test_tokenizing_a_text_and_a_conversation(server: Server) -> None:
+    server.answers = [answer("7-tokenize-text")]
+    text = recorded("7-tokenize-text")["request"]["prompt"]
+    assert ask(server, lambda client: client.tokenize(text)) == tuple(IDS)
+    assert server.asked.pop() == ("POST", "/tokenize", {"prompt": text, "add_special_tokens": False})
+    server.answers = [answer("7-tokenize-messages")]
+    [message] = recorded("7-tokenize-messages")["request"]["messages"]
+    ids = ask(server, lambda client: client.tokenize([Message(**message)]))
+    assert ids == tuple(recorded("7-tokenize-messages")["response"]["tokens"])
+    assert server.asked.pop() == ("POST", "/tokenize", {"messages": [message]})
+
+
+def test_readiness(server: Server) -> None:
+    server.answers = [(503, b""), (200, b"")]
+    assert not ask(server, lambda client: client.ready())
+    assert ask(server, lambda client: client.ready())
+    server.answers = [CLOSE]
+    assert not ask(server, lambda client: client.ready())
+
+
+# ---- what a server may do wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("6-generate-negative-max", "max_new_tokens must be at least 0"),
+        ("6-generate-too-long", "is longer than the model's context length"),
+        ("6-generate-oov-token-ids-logprob", "out-of-vocabulary token id 999999"),
+        ("6-generate-malformed", "JSON decode error"),
+        ("7-tokenize-neither", "Exactly one of 'prompt' or 'messages'"),
+    ],
+)
+def test_a_4xx_is_told_and_not_tried_again(server: Server, name: str, said: str) -> None:
+    text = refusal(generate, server, answer(name))
+    assert text.startswith("/generate failed: HTTP 400 ")
+    assert said in text
+    assert len(server.asked) == 1
+
+
+def test_an_unknown_path_is_told(server: Server) -> None:
+    server.answers = [answer("6-wrong-path")]
+    assert refusal(ask, server, lambda client: client.info("/nope")) == '/nope failed: HTTP 404 {"detail": "Not Found"}'
+
+
+@pytest.mark.parametrize("fault", [(503, b""), (500, b"oops"), (429, b"later"), CLOSE])
+def test_a_passing_fault_is_tried_again_and_counted(server: Server, fault: Any) -> None:
+    found = generate(server, fault, answer("4-generate-ids"))
+    assert (found.retries, found.finish) == (1, "length")
+    assert server.asked[0] == server.asked[1], "retries are identical"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [((503, b"busy\nhere"), "HTTP 503 busy here"), (CLOSE, "RemoteProtocolError")]
+)
+def test_exhausted_retries_are_a_failed_call_and_never_an_empty_answer(server: Server, fault: Any, said: str) -> None:
+    """Pitfall 11."""
+    text = refusal(generate, server, fault)
+    assert text.startswith(f"/generate failed: {said}")
+    assert len(server.asked) == RETRIES + 1
+
+
+def test_200_with_an_error_inside_is_no_answer(server: Server) -> None:
+    text = refusal(generate, server, (200, {"error": {"message": "out of memory"}}))
+    assert text == "/generate answered 200 with an error: {'message': 'out of memory'}"
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>busy</html>", b'{"text": "cut'])
+def test_what_is_no_json_is_no_answer(server: Server, body: bytes) -> None:
+    assert refusal(generate, server, (200, body)).startswith("/generate did not answer JSON: ")
+
+
+@pytest.mark.parametrize(
+    "body", [[], "text", None, {}, {"text": "x"}, {"text": "x", "meta_info": None}, {"meta_info": {}}]
+)
+def test_another_shape_is_no_answer(server: Server, body: Any) -> None:
+    for call in (generate, score):
+        assert refusal(call, server, (200, body))
+
+
+@pytest.mark.parametrize("finish", [None, {}, {"type": "abort", "message": "KV pool"}, {"type": "unknown"}])
+def test_an_answer_without_an_end_is_a_failed_call(server: Server, finish: Any) -> None:
+    """Pitfall 12: a missing finish reason must not become "stop"."""
+    text = refusal(
+        generate, server, changed("4-generate-ids", lambda reply: reply["meta_info"].update(finish_reason=finish))
+    )
+    word = (finish or {}).get("type", "no")
+    assert text == f"an answer ended with {word} finish reason; counted as a failed call"
+
+
+def test_an_aborted_scoring_is_a_failed_call(server: Server) -> None:
+    aborted = changed("5-score-flat-b64", lambda reply: reply["meta_info"].update(finish_reason={"type": "abort"}))
+    assert refusal(score, server, aborted) == "a scoring was aborted; counted as a failed call"
+
+
+GENERATED: dict[str, Callable[[Any], object]] = {
+    "a logprob missing": lambda reply: reply["meta_info"]["output_token_logprobs"].pop(),
+    "no logprobs": lambda reply: reply["meta_info"].update(output_token_logprobs=[]),
+    "of other tokens": lambda reply: reply["meta_info"]["output_token_logprobs"][0].__setitem__(1, 5),
+    "another prompt": lambda reply: reply["meta_info"].update(prompt_tokens=6),
+    "a null logprob": lambda reply: reply["meta_info"]["output_token_logprobs"][0].__setitem__(0, None),
+    "a token missing": lambda reply: reply["output_ids"].pop(),
+}
+
+
+@pytest.mark.parametrize("fault", GENERATED)
+def test_logprobs_that_do_not_belong_to_the_answer_are_no_answer(server: Server, fault: str) -> None:
+    assert refusal(generate, server, changed("4-generate-ids", GENERATED[fault]))
+
+
+def rows_of(reply: Any) -> list[Any]:
+    return reply["meta_info"]["input_token_logprobs"]
+
+
+SCORED: dict[str, Callable[[Any], object]] = {
+    "a row missing at the end": lambda reply: rows_of(reply).pop(),
+    "a row missing at the front": lambda reply: rows_of(reply).pop(0),
+    "no rows": lambda reply: rows_of(reply).clear(),
+    "other tokens": lambda reply: rows_of(reply)[3].__setitem__(1, 5),
+    "another prompt": lambda reply: reply["meta_info"].update(prompt_tokens=8),
+    "too few lists": lambda reply: reply["meta_info"].update(input_top_logprobs_shape=[5, 5]),
+    "a smaller K": lambda reply: reply["meta_info"].update(input_top_logprobs_shape=[6, 4]),
+    "no null row": lambda reply: reply["meta_info"].update(input_top_logprobs_null_prefix=0),
+    "cut base64": lambda reply: reply["meta_info"].update(input_top_logprobs_val_flat_b64="InNXvw=="),
+    "bad base64": lambda reply: reply["meta_info"].update(input_top_logprobs_val_flat_b64="I"),
+    "no lists": lambda reply: reply["meta_info"].pop("input_top_logprobs_val_flat_b64"),
+}
+
+
+@pytest.mark.parametrize("fault", SCORED)
+def test_rows_that_are_not_those_asked_for_are_no_scoring(server: Server, fault: str) -> None:
+    assert refusal(score, server, changed("5-score-flat-b64", SCORED[fault]))
+
+
+def test_a_null_logprob_is_nan_and_found_by_preflight_and_validity(server: Server) -> None:
+    found = score(server, changed("5-score-flat-b64", lambda reply: rows_of(reply)[2].__setitem__(0, None)))
+    assert np.isnan(found.logprobs).tolist() == [False, True, False, False, False, False]
+
+
+# ---- what is never sent
+
+
+@pytest.mark.parametrize("ids", [[504, 999999], [504, -1], [49152, 1]])
+def test_ids_outside_the_vocabulary_are_not_sent_because_sglang_dies_of_them(server: Server, ids: list[int]) -> None:
+    server.answers = [answer("4-generate-ids")]
+    for call in (
+        lambda client: client.generate(ids, Sampling(max_tokens=1)),
+        lambda client: client.score(ids, 1, 5),
+    ):
+        assert refusal(ask, server, call) == "a token id lies outside the vocabulary of 49152; it was not sent"
+    assert server.asked == []
+
+
+def test_a_top_k_above_the_vocabulary_is_not_sent_because_sglang_dies_of_it(server: Server) -> None:
+    text = refusal(score, server, answer("5-score-flat-b64"), top_k=60000)
+    assert text == "top-K 60000 is above the vocabulary of 49152; lower it"
+    assert server.asked == []
+
+
+def test_the_whole_of_an_unknown_vocabulary_is_not_asked_for(server: Server) -> None:
+    text = refusal(ask, server, lambda client: client.score(IDS, 1, -1), vocabulary=0)
+    assert text == "the whole vocabulary was asked for, and its size is not known"
+    assert server.asked == []
+
+
+def test_a_start_that_leaves_nothing_to_score_is_a_bug_of_ours(server: Server) -> None:
+    for start in (0, 7):
+        with pytest.raises(ValueError, match="outside 1..6"):
+            score(server, answer("5-score-flat-b64"), start=start)
