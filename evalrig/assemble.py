@@ -36,12 +36,19 @@ class Rig:
     output: Path
 
 
-def assemble(config: RunConfig, say: Callable[[str], None]) -> Rig:
-    """Find every kind, fetch what is missing, choose the samples, plan.
+def assemble(config: RunConfig, path: Path, say: Callable[[str], None]) -> Rig:
+    """Find every kind, fetch what is missing, choose the samples, plan. `path` is the run file, for errors.
 
     Raises:
         UsageError: something named in the run file is not there or cannot do what is asked.
     """
+    try:
+        return _assemble(config, say)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _assemble(config: RunConfig, say: Callable[[str], None]) -> Rig:
     kind = find("engines", config.engine.kind, Engine, "engine.kind")
     variants = _variants(config, kind)
     suites = {name: _suite(name, config) for name in config.suites}

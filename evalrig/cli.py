@@ -153,7 +153,7 @@ def _show(arguments: argparse.Namespace) -> int:
     from evalrig.config.load import load_run
     from evalrig.report.text import planned
 
-    rig = assemble(load_run(arguments.file, arguments.overrides), lambda line: _tell(line))
+    rig = assemble(load_run(arguments.file, arguments.overrides), arguments.file, lambda line: _tell(line))
     sys.stdout.write(planned(rig.plan, rig.text))
     return 0
 

@@ -36,7 +36,7 @@ class Finished:
 async def run(path: Path, overrides: Sequence[str], progress: Progress) -> Finished:
     """Run a run file from nothing."""
     config: RunConfig = load_run(path, overrides)
-    rig = assemble(config, progress.say)
+    rig = assemble(config, path, progress.say)
     folder = RunFolder.create(rig.output, rig.plan, rig.text, environment(), rig.samples)
     progress.say(f"run folder: {folder.path}")
     return await carry_out(rig, folder, progress)
@@ -45,7 +45,7 @@ async def run(path: Path, overrides: Sequence[str], progress: Progress) -> Finis
 async def resume(path: Path, progress: Progress) -> Finished:
     """Go on with a run that was killed or stopped; refuses if what it runs is no longer the same."""
     folder = RunFolder.open(path)
-    rig = assemble(load_run(path / "run.yaml"), progress.say)
+    rig = assemble(load_run(path / "run.yaml"), path / "run.yaml", progress.say)
     refuse_if_changed(folder, rig.plan)
     return await carry_out(rig, folder, progress)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from evalrig.analysis.binary import mcnemar_midp
 from evalrig.analysis.kl import row_faults
+from evalrig.analysis.kl_excess import above_floor, excess
 from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
 from evalrig.evidence import Gathered, tokens_file
@@ -34,7 +35,7 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
         for candidate in gathered.plan.candidates:
             found += [*_same_tokens(gathered, suite, candidate), *_lost(gathered, suite, candidate)]
     for arm in evidence:
-        found += _engaged(arm)
+        found += [*_engaged(arm), *_above_floor(arm)]
     return [*found, *_noise(gathered)]
 
 
@@ -221,6 +222,23 @@ def _engaged(arm: Evidence) -> Iterator[Finding]:
         if (least := np.nanmin(tokens.kl, initial=0.0)) < -1e-4:
             text = f"{arm.candidate}, {suite}: a KL of {least:.2g} is below zero by more than rounding"
             yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=arm.candidate, suite=suite)
+
+
+def _above_floor(arm: Evidence) -> Iterator[Finding]:
+    """A change that is real is said, whether or not it is tolerated."""
+    for suite, tokens in arm.distances.items():
+        floor = arm.floors.get(suite)
+        if floor is None or np.isnan(tokens.kl).any() or np.isnan(floor.kl).any():
+            continue
+        found = excess(tokens.kl, tokens.prompt, floor.kl, floor.prompt, arm.alpha, 0.0)
+        if above_floor(found):
+            ratio = found.levels.ratio
+            times = "the noise floor is 0" if ratio is None else f"{ratio:,.0f} times the noise floor"
+            excess_words = f"{found.excess:.2g} nats per token above what the reference does to itself"
+            text = f"{arm.candidate}, {suite}: the distance is real, {excess_words}; {times}"
+            yield Finding(
+                rule="distance above the floor", level=Level.WARN, text=text, candidate=arm.candidate, suite=suite
+            )
 
 
 def _noise(gathered: Gathered) -> list[Finding]:

@@ -12,6 +12,10 @@ from evalrig.analysis.clusters import ClusterT, cluster_t
 from evalrig.analysis.kl_summary import winsorise
 from evalrig.analysis.paired import MIN_CLUSTERS, MIN_INFORMATIVE
 
+WARN_RATIO = 3.0
+WARN_EXCESS = 0.005
+"""Nats per token."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlLevels:
@@ -45,6 +49,16 @@ class Excess:
     """p-value of "the excess is at least the limit": small means it is near enough."""
     method: str
     levels: KlLevels
+
+
+def above_floor(found: Excess) -> bool:
+    """Is the distance clearly more than noise: the ratio's lower limit above 3, and an excess above 0.005 nats per token?
+
+    Where the floor is exactly 0 the ratio is not defined and the excess decides alone.
+    """
+    low = found.levels.ratio_low
+    far = found.levels.floor == 0 or (low is not None and low > WARN_RATIO)
+    return far and found.excess > WARN_EXCESS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,7 @@ from evalrig.types import Check, CheckOutcome, Estimate, Metric
 
 @dataclass(kw_only=True)
 class KlVetoOptions:
-    """Keys of `gates.<name>.options`."""
-
-    warn_ratio: float = 3.0
-    """With `warn_excess`: a distance this many times the floor is said, without failing."""
-    warn_excess: float = 0.005
+    """Keys of `gates.<name>.options`: none."""
 
 
 class KlVeto(Gate):
@@ -69,20 +65,15 @@ class KlVeto(Gate):
     def _words(self, found: Excess, outcome: CheckOutcome, tokens: Distances, share: float) -> str:
         levels, margin = found.levels, self.plan.margin
         floor = "no floor was measured" if levels.floor is None else f"floor {levels.floor:.2g}"
-        ratio = "ratio to the floor not defined" if levels.ratio is None else f"{levels.ratio:.3g} times the floor"
+        ratio = "ratio to the floor not defined" if levels.ratio is None else f"{_times(levels.ratio)} times the floor"
         size = f"{len(tokens.kl)} tokens of {levels.prompts} prompts"
         interval = f"{100 * share:g} % interval {found.low:.3g} to {found.high:.3g}"
         seen = f"excess {found.excess:.3g} nats per token ({interval}), {floor}, {ratio}, {size}"
         if outcome is CheckOutcome.FAILED:
             return f"the token distribution moves by {levels.mean_kl:.2g} nats per token, veto at {margin:g}: {seen}"
         if outcome is CheckOutcome.PASSED:
-            return f"no veto: the distance stays below {margin:g} nats per token: {seen}{self._warning(found)}"
+            return f"no veto: the distance stays below {margin:g} nats per token: {seen}"
         return f"cannot tell on which side of {margin:g} nats per token the distance lies ({found.method}): {seen}"
-
-    def _warning(self, found: Excess) -> str:
-        low, above = found.levels.ratio_low, found.excess > self.options.warn_excess
-        far = found.levels.floor == 0 or (low is not None and low > self.options.warn_ratio)
-        return "; clearly above the noise floor, so the change is real though tolerated" if above and far else ""
 
 
 def _needed(found: Excess, margin: float) -> int | None:
@@ -91,6 +82,10 @@ def _needed(found: Excess, margin: float) -> int | None:
     if not (math.isfinite(half) and gap > 0):
         return None
     return math.ceil(found.levels.prompts * max(1.0, (half / gap) ** 2))
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 def _finite(value: float) -> float | None:

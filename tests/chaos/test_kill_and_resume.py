@@ -64,7 +64,9 @@ def rows(folder: Path | None, pattern: str) -> list[dict]:
 
 
 def attempts(folder: Path | None) -> list[tuple]:
-    return sorted((r["variant"], r["suite"], r["sample"], r["epoch"]) for r in rows(folder, "variants/*/records/*.jsonl"))
+    return sorted(
+        (r["variant"], r["suite"], r["sample"], r["epoch"]) for r in rows(folder, "variants/*/records/*.jsonl")
+    )
 
 
 def wait_until(process: subprocess.Popen, reached: Callable[[], bool]) -> None:
@@ -81,7 +83,9 @@ def engines(process: subprocess.Popen) -> list[psutil.Process]:
 
 def planned(folder: Path) -> list[tuple]:
     cells = json.loads((folder / "plan.json").read_bytes())["plan"]["cells"]
-    return sorted((c["variant"], c["suite"], s, c["epoch"]) for c in cells if c["stage"] == "attempt" for s in c["samples"])
+    return sorted(
+        (c["variant"], c["suite"], s, c["epoch"]) for c in cells if c["stage"] == "attempt" for s in c["samples"]
+    )
 
 
 MOMENTS: dict[str, Callable[[Path | None], bool]] = {
@@ -103,7 +107,9 @@ def test_sigkill_then_resume_gives_each_attempt_once(run_file, moment):
     assert not alive, "an engine outlived a killed evalrig"
     folder = folder_of(run_file)
     assert folder is not None
-    before = {line for file in folder.glob("variants/*/records/*.jsonl") for line in file.read_bytes().split(b"\n")[:-1]}
+    before = {
+        line for file in folder.glob("variants/*/records/*.jsonl") for line in file.read_bytes().split(b"\n")[:-1]
+    }
     resumed = start("resume", str(folder))
     out, err = resumed.communicate(timeout=DEADLINE)
     assert resumed.returncode in (0, 1, 4), out + err

@@ -16,11 +16,18 @@ CASES = {
     "same": {"copy": {}},
     "harmless": {"quiet": {"noise": 0.02}},
     "worse": {"damaged": {"noise": 1.0, "seed": 3}, "quiet": {"noise": 0.02}},
-    "noisy": {"doubtful": {"noise": 0.45, "seed": 5}},
+    "noisy": {"doubtful": {"noise": 0.4, "seed": 5}},
     "broken": {"nan": {"noise": 0.02, "nan_every": 40}, "flaky": {"noise": 0.02, "refuse_every": 9}},
     "lost": {"absent": {"fail_start": "out of memory"}, "quiet": {"noise": 0.02}},
 }
-OUTCOMES = {"same": "INVALID", "harmless": "GO", "worse": "NO-GO", "noisy": "INCONCLUSIVE", "broken": "INVALID", "lost": "INVALID"}
+OUTCOMES = {
+    "same": "INVALID",
+    "harmless": "GO",
+    "worse": "NO-GO",
+    "noisy": "INCONCLUSIVE",
+    "broken": "INVALID",
+    "lost": "INVALID",
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -148,7 +148,7 @@ def test_a_gate_of_a_shipped_suite_that_is_not_run_is_kept_and_named(toy: Path) 
     tree = yaml.safe_load(toy.read_text())
     del tree["suites"]["kl"]
     toy.write_text(yaml.safe_dump(tree, sort_keys=False))
-    plan = assemble(load_run(toy), lambda _: None).plan
+    plan = assemble(load_run(toy), toy, lambda _: None).plan
     assert plan.unused_gates == ("kl_veto",)
     assert [gate.name for gate in plan.gates] == ["accuracy", "lead"]
 
@@ -244,14 +244,14 @@ ASSEMBLED = {
 @pytest.mark.parametrize("override", ASSEMBLED)
 def test_a_name_that_leads_nowhere_costs_a_second_not_a_night(toy: Path, override: str) -> None:
     with pytest.raises(UsageError) as caught:
-        assemble(load_run(toy, [override]), lambda _: None)
-    assert str(caught.value) == ASSEMBLED[override]
+        assemble(load_run(toy, [override]), toy, lambda _: None)
+    assert str(caught.value) == f"{toy}: {ASSEMBLED[override]}"
 
 
 def test_own_data_needs_no_fetching(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     monkeypatch.setattr("evalrig.fetch.fetch", lambda *_: pytest.fail("fetched although nothing shipped is read"))
-    assert assemble(load_run(toy), lambda _: None).plan.suites
+    assert assemble(load_run(toy), toy, lambda _: None).plan.suites
 
 
 # ---- the resolved file

@@ -28,8 +28,10 @@ def piqa_file(path: Path, rows: int = 120, right: float = 0.75) -> Path:
     lines: list[str] = []
     for number in range(rows):
         words = ["".join(rng.choice(list("abcdefghij"), 8)) for _ in range(3)]
-        better = likelihood(f"Question: {words[0]}\nAnswer:", words[1]) > likelihood(f"Question: {words[0]}\nAnswer:", words[2])
-        target = (better == (rng.random() < right)) and "A" or "B"
+        better = likelihood(f"Question: {words[0]}\nAnswer:", words[1]) > likelihood(
+            f"Question: {words[0]}\nAnswer:", words[2]
+        )
+        target = ((better == (rng.random() < right)) and "A") or "B"
         text = {"A": words[1], "B": words[2]}[target]
         row = {"question": words[0], "options": f"A. {words[1]}\nB. {words[2]}", "answer": f"{target}. {text}"}
         lines.append(json.dumps(row))
@@ -41,7 +43,13 @@ def prompts_file(path: Path, rows: int = 30) -> Path:
     """Prompts for the `kl` suite."""
     rng = np.random.default_rng(4)
     lines = [
-        json.dumps({"id": f"p-{n:02d}", "kind": "toy", "messages": [{"role": "user", "content": "".join(rng.choice(list("klmnop"), 12))}]})
+        json.dumps(
+            {
+                "id": f"p-{n:02d}",
+                "kind": "toy",
+                "messages": [{"role": "user", "content": "".join(rng.choice(list("klmnop"), 12))}],
+            }
+        )
         for n in range(rows)
     ]
     path.write_text("\n".join(lines) + "\n")
@@ -60,7 +68,10 @@ def run_file(folder: Path, candidates: Mapping[str, Mapping[str, Any]], **change
         "reference": {"weights": "toy", "expect": {"weights": "bf16", "kv_cache": "bf16"}},
         "candidates": {name: {"expect": {"weights": "bf16"}, "args": dict(args)} for name, args in candidates.items()},
         "suites": {
-            "kl": {"kind": "kl", "options": {"prompts": str(prompts_file(folder / "prompts.jsonl")), "tokens": 12, "top_k": 20}},
+            "kl": {
+                "kind": "kl",
+                "options": {"prompts": str(prompts_file(folder / "prompts.jsonl")), "tokens": 12, "top_k": 20},
+            },
             "piqa": {"kind": "piqa", "options": {"path": str(piqa_file(folder / "piqa.jsonl"))}},
         },
         "gates": {
