@@ -100,7 +100,10 @@ class Replay(Engine):
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """As recorded, by prompt, length and seed."""
         answer = self._answer("generate", list(ids), sampling.max_tokens, sampling.seed)
-        return msgspec.convert({"prompt_tokens": len(ids), **answer}, Completion)
+        if not isinstance(answer, dict) or "finish" not in answer:
+            raise EngineError(f"{self.variant.name}: a recorded answer does not say how it ended; record again")
+        counts = {"prompt_tokens": len(ids), "completion_tokens": len(answer.get("token_ids", ()))}
+        return msgspec.convert({**counts, **answer}, Completion)
 
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """As recorded, by tokens, start and K."""

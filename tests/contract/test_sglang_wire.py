@@ -380,5 +380,5 @@ def test_the_whole_of_an_unknown_vocabulary_is_not_asked_for(server: Server) -> 
 
 def test_a_start_that_leaves_nothing_to_score_is_a_bug_of_ours(server: Server) -> None:
     for start in (0, 7):
-        with pytest.raises(ValueError, match="outside 1..6"):
+        with pytest.raises(ValueError, match=r"outside 1\.\.6"):
             score(server, answer("5-score-flat-b64"), start=start)
