@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from toys.runs import Silent, carry_out, run_file
 
-from evalrig.records import RunFolder
+from evalrig.records import RunFolder, encode
 from evalrig.report.text import ending
+from evalrig.report.view import page
 from evalrig.verdict import judge, to_json
 
 CASES = {
@@ -55,3 +56,12 @@ def test_the_ending_names_every_candidate_and_the_code(tmp_path, monkeypatch):
     assert "damaged" in said
     assert "quiet" in said
     assert said.rstrip().endswith("verdict: NO-GO (exit code 1)")
+
+
+def test_what_the_report_shows(golden, tmp_path, monkeypatch):
+    """The view model, not the HTML: that changes with every plotting library."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evalrig.run.environment", lambda: {"python": "as pinned", "packages": {"numpy": "as pinned"}})
+    finished = carry_out(run_file(Path("."), CASES["worse"], runner={"engines": 1, "concurrency": 1}))
+    pinned = finished.folder.path.rename(finished.folder.path.with_name("as-pinned"))
+    golden("worse.view.json", encode(page(RunFolder.open(pinned), finished.verdict)))
