@@ -38,7 +38,8 @@ def read_tokens(path: Path) -> dict[str, NDArray[Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, use_threads=False)
+        with pq.ParquetFile(path) as file:  # `pq.read_table` would import half of pandas for one small file
+            table = file.read(use_threads=False)
     except (OSError, pa.ArrowInvalid) as error:
         raise UsageError(
             f"{path}: token logprobs of a record cannot be read ({error}); restore the run folder"
