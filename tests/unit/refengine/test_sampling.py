@@ -64,13 +64,13 @@ def test_restricted_draws_keep_the_ratios() -> None:
 
 
 @given(
-    values=st.lists(st.integers(-30, 30), min_size=300, max_size=1500),
-    count=st.integers(1, 300),
+    values=st.lists(st.integers(-30, 30), min_size=100, max_size=600),
+    count=st.integers(1, 100),
 )
 def test_best_is_a_stable_sort_cut_off(values: list[int], count: int) -> None:
     row = np.array(values, np.float32) / 4
     expected = sorted(range(len(row)), key=lambda i: (-row[i], i))[:count]
-    assert best(row, count).tolist() == expected
+    assert best(row.astype(np.float32), count).tolist() == expected
 
 
 def test_a_row_with_nan_shows_it() -> None:
