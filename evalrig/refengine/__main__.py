@@ -13,7 +13,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from evalrig.errors import UsageError
-from evalrig.refengine.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from evalrig.refengine.engine import Engine, Settings
@@ -27,7 +26,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 after SIGTERM or SIGINT, 2 when it cannot start as asked (one line on stderr says why)."""
     options = _parser().parse_args(arguments)
     _one_blas_thread(options.threads)
-    keep_freed_memory()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[%(asctime)s] %(message)s")
     for caught in (signal.SIGTERM, signal.SIGINT):
         signal.signal(caught, _leave)
