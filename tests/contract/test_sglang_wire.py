@@ -94,7 +94,7 @@ def score(server: Server, *answers: Any, start: int = 1, top_k: int = 5) -> Any:
 
 def generate(server: Server, *answers: Any, **sampling: Any) -> Any:
     server.answers = list(answers)
-    return ask(server, lambda client: client.generate(IDS[:5], Sampling(**{"max_tokens": 4, **sampling})))
+    return ask(server, lambda client: client.generate(IDS[:5], Sampling(max_tokens=4, **sampling)))
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **more: Any) -> str:
@@ -126,7 +126,7 @@ def test_scoring_asks_and_reads_as_recorded(server: Server) -> None:
     assert server.asked == [("POST", "/generate", recorded("5-score-flat-b64")["request"])]
     rows = recorded("5-score-flat-b64")["response"]["meta_info"]["input_token_logprobs"]
     assert found.token_ids.tolist() == IDS[1:] == [row[1] for row in rows[1:]]
-    assert found.logprobs.tolist() == np.float32([row[0] for row in rows[1:]]).tolist()
+    assert found.logprobs.tolist() == np.array([row[0] for row in rows[1:]], np.float32).tolist()
     assert (found.top_ids.shape, found.top_logprobs.shape) == ((6, 5), (6, 5))
     listed = found.top_ids == found.token_ids[:, None]
     assert listed.any(1).tolist() == [False, True, True, True, True, True]
@@ -157,7 +157,8 @@ def test_scoring_from_the_middle_starts_one_before_because_that_row_is_always_nu
     assert body["logprob_start_len"] == 3
     assert found.token_ids.tolist() == IDS[4:]
     assert (
-        found.logprobs.tolist() == np.float32([-0.44537609815597534, -0.2714426815509796, -0.4048488438129425]).tolist()
+        found.logprobs.tolist()
+        == np.array([-0.44537609815597534, -0.2714426815509796, -0.4048488438129425], np.float32).tolist()
     )
     assert found.top_ids[:, 0].tolist() == IDS[4:]
     assert found.top_logprobs[:, 0].tolist() == found.logprobs.tolist()

@@ -17,7 +17,7 @@ from evalrig.config.schema import SuiteConfig
 from evalrig.errors import EngineError
 from evalrig.plan import Cell, Plan
 from evalrig.runner import Work
-from evalrig.runners.local import Board, Local
+from evalrig.runners.local import Board, Local, _seed
 from evalrig.types import AGAIN, REFERENCE, Outcome
 
 
@@ -65,9 +65,8 @@ async def work_through(board: Board, slots: int, log: list[tuple[str, Any]], ref
 
 def logged(plan: Plan, slots: int, **more: Any) -> list[tuple[str, Any]]:
     log: list[tuple[str, Any]] = []
-    settings = {"join_above": 4, "only": None, **more}
-    refuse = settings.pop("refuse", "")
-    asyncio.run(asyncio.wait_for(work_through(board(plan, **settings), slots, log, refuse), 20))
+    refuse: str = more.pop("refuse", "")
+    asyncio.run(asyncio.wait_for(work_through(board(plan, **more), slots, log, refuse), 20))
     return log
 
 
@@ -141,6 +140,16 @@ def test_reference_again_runs_at_another_concurrency() -> None:
     lanes = {variant.name: Local(2, 8)._lanes(variant) for variant in plan.variants}
     assert lanes[AGAIN] < lanes[REFERENCE] == lanes["cheap"] == 8
     assert Local(1, 1)._lanes(replace(plan.variants[0], name=AGAIN)) == 1
+
+
+def test_repeats_are_not_one_cached_answer() -> None:
+    """Pitfall 2: each (suite, sample, epoch) has a seed of its own, whatever the order and however often resumed."""
+    plan = two_suites()
+    cells = [replace(plan.cells[0], suite=suite, epoch=epoch) for suite in ("chat", "quiz") for epoch in range(5)]
+    seeds = {_seed(plan.header.seed, cell, sample) for cell in cells for sample in ("s-000", "s-001")}
+    assert len(seeds) == 20
+    assert seeds == {_seed(plan.header.seed, cell, sample) for sample in ("s-001", "s-000") for cell in reversed(cells)}
+    assert not seeds & {_seed(1, cell, sample) for cell in cells for sample in ("s-000", "s-001")}
 
 
 # ---- with engines

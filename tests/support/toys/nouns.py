@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from evalrig.config.load import dump, tree
 from evalrig.config.schema import EngineConfig, GateConfig, RunConfig, SuiteConfig, VariantConfig
@@ -77,14 +78,15 @@ def gate_plan(kind: str, metric: str, margin: float = 0.05, **more: Any) -> Gate
     return GatePlan(name=f"{metric}_gate", kind=kind, suite="quiz", metric=metric, margin=margin, gating=True, **more)
 
 
-def pairs(reference: Sequence[float], candidate: Sequence[float], metric: Metric = ACCURACY) -> Pairs:
-    names = tuple(f"s-{n:04d}" for n in range(len(reference)))
+def pairs(reference: ArrayLike, candidate: ArrayLike, metric: Metric = ACCURACY) -> Pairs:
+    arms = np.asarray(reference, np.float64), np.asarray(candidate, np.float64)
+    names = tuple(f"s-{n:04d}" for n in range(len(arms[0])))
     return Pairs(
         metric=metric,
         samples=names,
         clusters=np.array(names, dtype=np.str_),
-        reference=np.array(reference, np.float64),
-        candidate=np.array(candidate, np.float64),
+        reference=arms[0],
+        candidate=arms[1],
     )
 
 

@@ -26,7 +26,7 @@ def piqa_file(path: Path, rows: int = 120, right: float = 0.75) -> Path:
     """Questions of which the toy reference answers about the share `right`."""
     rng = np.random.default_rng(3)
     lines: list[str] = []
-    for number in range(rows):
+    for _ in range(rows):
         words = ["".join(rng.choice(list("abcdefghij"), 8)) for _ in range(3)]
         better = likelihood(f"Question: {words[0]}\nAnswer:", words[1]) > likelihood(
             f"Question: {words[0]}\nAnswer:", words[2]
