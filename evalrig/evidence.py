@@ -125,6 +125,12 @@ def audit_file(folder: RunFolder, variant: str, suite: str, sample: str, epoch: 
     return path.with_name(f"{path.name}.full.parquet")
 
 
+def ambiguous(ids: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+    """Rows [n] of top-K lists [n, K] that name a token twice, or what is no token."""
+    ordered = np.sort(ids, axis=1)
+    return (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered < 0).any(axis=1)
+
+
 def _has_distance(suite: SuitePlan) -> bool:
     return any(metric.kind == "distance" for metric in suite.metrics)
 
@@ -136,16 +142,11 @@ def _score(record: Record, metric: Metric) -> float | None:
 
 
 def _distances(sample: str, reference: Columns, candidate: Columns) -> Distances:
-    """Rows with a NaN or +inf on either side keep their place with a NaN distance: validity counts them, nothing hides them."""
-    names = ("top_logprobs", "logprob")
-    broken = np.any(
-        [
-            ~(side[name] < np.inf).reshape(len(side[name]), -1).all(1)
-            for side in (reference, candidate)
-            for name in names
-        ],
-        axis=0,
-    )
+    """Rows broken on either side keep their place with a NaN distance: validity counts them, nothing hides them."""
+    broken = np.zeros(len(reference["logprob"]), np.bool_)
+    for side in (reference, candidate):
+        readable = (side["top_logprobs"] < np.inf).all(axis=1) & (side["logprob"] < np.inf)
+        broken |= ~readable | ambiguous(side["top_ids"])
     whole = ~broken
     rows = merged_bucket(
         *(side[name][whole] for side in (reference, candidate) for name in ("top_ids", "top_logprobs"))

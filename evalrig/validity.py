@@ -14,7 +14,7 @@ from evalrig.analysis.kl import row_faults
 from evalrig.analysis.kl_excess import above_floor, excess
 from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
-from evalrig.evidence import Gathered, tokens_file
+from evalrig.evidence import Gathered, ambiguous, tokens_file
 from evalrig.gate import Evidence
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.tokens import read_tokens
@@ -156,19 +156,23 @@ def _complete(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Fi
 
 
 def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:
-    """Logprobs are finite and no row sums above one."""
+    """Logprobs are finite, no row sums above one, and no list names a token twice."""
     records = gathered.records[variant, suite.name]
     broken = sum(record.trajectory.error == NON_FINITE for record in records)
-    rows = len(records)
+    rows, twice = len(records), 0
     if any(metric.kind == "distance" for metric in suite.metrics):
         for record in records:
             if record.state is State.SCORED:
                 columns = read_tokens(tokens_file(gathered.folder, variant, suite.name, record.sample, record.epoch))
                 faults = row_faults(columns["top_logprobs"], full=False)
                 rows += len(columns["logprob"])
+                twice += int(ambiguous(columns["top_ids"]).sum())
                 broken += faults.non_finite + faults.over_unity + int((~np.isfinite(columns["logprob"])).sum())
+    scope = "" if variant in (REFERENCE, AGAIN) else variant
+    if twice:
+        text = f"{variant}, {suite.name}: {twice} top-K lists name a token twice, or what is no token"
+        yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
     if broken:
-        scope = "" if variant in (REFERENCE, AGAIN) else variant
         text = f"{variant}, {suite.name}: {broken} of {rows} attempts and positions have non-finite or unnormalised logprobs"
         yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
 

@@ -17,7 +17,7 @@ from evalrig.content import content_dir
 from evalrig.engine import Capabilities, Engine, Sampling
 from evalrig.errors import UsageError
 from evalrig.suite import Attempt, Suite, ids_sha256
-from evalrig.types import Completion, Message, Metric, Sample, Trace, Trajectory
+from evalrig.types import Completion, Message, Metric, Sample, State, Trace, Trajectory
 
 
 @dataclass(kw_only=True)
@@ -104,6 +104,9 @@ class Kl(Suite):
         """Score the reference's tokens; the prompt is tokenised again so that a differing template shows."""
         if trace is None:
             raise ValueError(f"{self.name}: {sample.id} has no trace")
+        if not trace.token_ids:
+            error = "the reference answered no token: there is nothing to compare"
+            return Attempt(trajectory=Trajectory(error=error), state=State.UNSCORED)
         own = await engine.tokenize(sample.messages)
         ids = [*trace.prompt_ids, *trace.token_ids]
         scoring = await engine.score(ids, len(trace.prompt_ids), self.options.top_k)

@@ -229,6 +229,14 @@ def test_a_nan_row_keeps_its_place_and_brings_no_score(tmp_path: Path) -> None:
     assert sound(found) == found
 
 
+def test_an_empty_answer_of_the_reference_is_missing_in_every_arm(tmp_path: Path) -> None:
+    suite = kl(tmp_path)
+    sample = suite.samples()[0]
+    found = attempted(suite, sample, Trace(sample=sample.id, epoch=0, prompt_ids=(5, 6), token_ids=()))
+    assert (found.state, found.scores) == (State.UNSCORED, {})
+    assert found.trajectory.error == "the reference answered no token: there is nothing to compare"
+
+
 @pytest.mark.parametrize("line", ["{", '{"id": "a"}', '{"id": "a", "kind": "k", "messages": [{"role": "user"}]}'])
 def test_a_malformed_prompt_names_file_and_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "prompts.jsonl"

@@ -165,6 +165,14 @@ def test_rows_that_are_no_logprobs_show_and_judging_goes_on(folder: RunFolder, c
     assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
 
 
+def test_lists_that_name_a_token_twice_show_and_judging_goes_on(folder: RunFolder) -> None:
+    """Pitfall 24: the same top list for every token, or one entry for all."""
+    broken_row(folder, "cheap", "top_ids", 7)
+    verdict = judge(folder)
+    assert "cheap, kl: 1 top-K lists name a token twice, or what is no token" in said(verdict, candidate="cheap")
+    assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+
+
 @pytest.mark.parametrize("variant", ["reference", "reference_again"])
 def test_a_broken_row_of_the_reference_or_of_the_floor_invalidates_all(folder: RunFolder, variant: str) -> None:
     broken_row(folder, variant, "top_logprobs", np.nan)
