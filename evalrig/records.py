@@ -151,11 +151,18 @@ class RunFolder:
 
     def run_text(self) -> str:
         """The resolved run file."""
-        return (self.path / "run.yaml").read_text()
+        path = self.path / "run.yaml"
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path}: cannot read: {error}; is this a whole run folder?") from error
 
     def samples(self, suite: str) -> list[Sample]:
         """The samples of a suite, in the order of the run."""
-        return self._lines(self.path / "samples" / f"{suite}.jsonl", Sample)[0]
+        path = self.path / "samples" / f"{suite}.jsonl"
+        if not path.is_file():
+            raise UsageError(f"{path}: not there; is this a whole run folder?")
+        return self._lines(path, Sample)[0]
 
     # ---- what happened
 

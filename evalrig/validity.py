@@ -14,7 +14,7 @@ from evalrig.analysis.kl import row_faults
 from evalrig.analysis.kl_excess import above_floor, excess
 from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
-from evalrig.evidence import Gathered, ambiguous, tokens_file
+from evalrig.evidence import Gathered, ambiguous, audit_file, tokens_file
 from evalrig.gate import Evidence
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.tokens import read_tokens
@@ -31,7 +31,8 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
     found = [*_registration(gathered), *_interruption(gathered), *_proved(gathered)]
     for suite in gathered.plan.suites:
         for variant in gathered.plan.variants:
-            found += [*_complete(gathered, suite, variant.name), *_rows(gathered, suite, variant.name)]
+            for rule in (_complete, _rows, _audited):
+                found += rule(gathered, suite, variant.name)
         for candidate in gathered.plan.candidates:
             found += [*_same_tokens(gathered, suite, candidate), *_lost(gathered, suite, candidate)]
     for arm in evidence:
@@ -174,6 +175,22 @@ def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Findin
         yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
     if broken:
         text = f"{variant}, {suite.name}: {broken} of {rows} attempts and positions have non-finite or unnormalised logprobs"
+        yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
+
+
+def _audited(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:
+    """Whole-vocabulary rows are finite and sum to one."""
+    broken = rows = 0
+    for record in gathered.records[variant, suite.name]:
+        path = audit_file(gathered.folder, variant, suite.name, record.sample, record.epoch)
+        if record.state is State.SCORED and path.is_file():
+            vocabulary = read_tokens(path)["vocabulary"]
+            faults = row_faults(vocabulary, full=True)
+            rows += len(vocabulary)
+            broken += faults.non_finite + faults.over_unity
+    if broken:
+        scope = "" if variant in (REFERENCE, AGAIN) else variant
+        text = f"{variant}, {suite.name}: {broken} of {rows} audited positions are no distribution over the vocabulary"
         yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
 
 

@@ -11,6 +11,7 @@ import pytest
 from toys.engine import Toy
 from toys.runs import carry_out, run_file
 
+from evalrig.errors import UsageError
 from evalrig.evidence import tokens_file
 from evalrig.records import RunFolder
 from evalrig.tokens import read_tokens, write_tokens
@@ -171,6 +172,29 @@ def test_lists_that_name_a_token_twice_show_and_judging_goes_on(folder: RunFolde
     verdict = judge(folder)
     assert "cheap, kl: 1 top-K lists name a token twice, or what is no token" in said(verdict, candidate="cheap")
     assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+
+
+@pytest.mark.parametrize("value", [np.nan, 0.0])
+def test_an_audited_row_that_is_no_distribution_shows(folder: RunFolder, value: float) -> None:
+    path = sorted(folder.path.glob("variants/cheap/tokens/kl/*.full.parquet"))[0]
+    columns = {name: values.copy() for name, values in read_tokens(path).items()}
+    columns["vocabulary"][0, 0] = value
+    write_tokens(path, columns)
+    verdict = judge(folder)
+    [text] = said(verdict, candidate="cheap")
+    assert text.startswith("cheap, kl: 1 of ")
+    assert text.endswith(" audited positions are no distribution over the vocabulary")
+    assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "environment.json", "samples/piqa.jsonl", "variants/cheap/tokens"])
+def test_a_folder_with_a_part_missing_is_one_line_and_no_verdict(folder: RunFolder, name: str) -> None:
+    path = folder.path / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(UsageError) as caught:
+        judge(folder)
+    assert str(caught.value).startswith(str(path))
+    assert "; " in str(caught.value)
 
 
 @pytest.mark.parametrize("variant", ["reference", "reference_again"])
