@@ -15,6 +15,8 @@ from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, REFERENCE, Metric, Record, State
 
 Columns = Mapping[str, NDArray[Any]]
+ABOVE_ONE = 1e-3
+"""A logprob above this is no rounding of 0: the number is not a logprob."""
 ZERO_STATES = (State.REFUSED, State.TRUNCATED)
 """Model behaviour: score 0, in the denominator."""
 
@@ -82,7 +84,8 @@ class Gathered:
             reference = read_tokens(tokens_file(self.folder, REFERENCE, suite.name, sample, epoch))
             candidate = read_tokens(tokens_file(self.folder, arm, suite.name, sample, epoch))
             if np.array_equal(reference["token"], candidate["token"]):  # unlike streams are a validity finding
-                parts.append(_distances(sample, reference, candidate))
+                cluster = self.samples[suite.name][sample].cluster or sample
+                parts.append(_distances(cluster, reference, candidate))
         if not parts:
             return None
         return Distances(
@@ -141,11 +144,11 @@ def _score(record: Record, metric: Metric) -> float | None:
     return 0.0 if record.state in ZERO_STATES and metric.kind == "binary" else None
 
 
-def _distances(sample: str, reference: Columns, candidate: Columns) -> Distances:
+def _distances(cluster: str, reference: Columns, candidate: Columns) -> Distances:
     """Rows broken on either side keep their place with a NaN distance: validity counts them, nothing hides them."""
     broken = np.zeros(len(reference["logprob"]), np.bool_)
     for side in (reference, candidate):
-        readable = (side["top_logprobs"] < np.inf).all(axis=1) & (side["logprob"] < np.inf)
+        readable = (side["top_logprobs"] < np.inf).all(axis=1) & (side["logprob"] <= ABOVE_ONE)
         broken |= ~readable | ambiguous(side["top_ids"])
     whole = ~broken
     rows = merged_bucket(
@@ -154,7 +157,7 @@ def _distances(sample: str, reference: Columns, candidate: Columns) -> Distances
     n = len(broken)
     return Distances(
         kl=_spread(rows.kl, whole),
-        prompt=np.full(n, sample),
+        prompt=np.full(n, cluster),
         position=np.arange(1, n + 1, dtype=np.int64),
         tail=_spread(rows.tail_reference, whole),
         same_top=_spread(rows.top1_same, whole) == 1.0,

@@ -37,6 +37,7 @@ class Distances:
     kl: FloatArray
     """Nats; lower bound from top-K lists and one bucket for the rest."""
     prompt: NDArray[np.str_]
+    """The cluster: the sample, or what it shares its text with."""
     position: NDArray[np.int64]
     """In the response, from 1."""
     tail: FloatArray

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evalrig.analysis.binary import mcnemar_midp
 from evalrig.analysis.kl import row_faults
 from evalrig.analysis.kl_excess import above_floor, excess
 from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
-from evalrig.evidence import Gathered, ambiguous, audit_file, tokens_file
+from evalrig.evidence import ABOVE_ONE, Gathered, ambiguous, audit_file, tokens_file
 from evalrig.gate import Evidence
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.tokens import read_tokens
@@ -168,7 +169,7 @@ def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Findin
                 faults = row_faults(columns["top_logprobs"], full=False)
                 rows += len(columns["logprob"])
                 twice += int(ambiguous(columns["top_ids"]).sum())
-                broken += faults.non_finite + faults.over_unity + int((~np.isfinite(columns["logprob"])).sum())
+                broken += faults.non_finite + faults.over_unity + _no_logprobs(columns["logprob"])
     scope = "" if variant in (REFERENCE, AGAIN) else variant
     if twice:
         text = f"{variant}, {suite.name}: {twice} top-K lists name a token twice, or what is no token"
@@ -176,6 +177,10 @@ def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Findin
     if broken:
         text = f"{variant}, {suite.name}: {broken} of {rows} attempts and positions have non-finite or unnormalised logprobs"
         yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
+
+
+def _no_logprobs(values: NDArray[np.float32]) -> int:
+    return int((~np.isfinite(values) | (values > ABOVE_ONE)).sum())
 
 
 def _audited(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:

@@ -171,7 +171,7 @@ def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], c
     notes = [f"Every distance above is a lower bound: it is taken on the {width} most probable tokens of both sides."]
     for name, arm in arms.items():
         rows = arm.audits.get(suite.name)
-        if rows is None or not width or np.isnan(rows.reference).any() or np.isnan(rows.candidate).any():
+        if rows is None or not width or not all((side < np.inf).all() for side in (rows.reference, rows.candidate)):
             continue
         found = audit(rows.reference, rows.candidate, min(width, rows.reference.shape[1]))
         lost = "not defined" if found.lost_share is None else percent(max(found.lost_share, 0.0))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from toys.engine import Toy
 from toys.runs import carry_out, run_file
 
 from evalrig.errors import UsageError
-from evalrig.evidence import tokens_file
+from evalrig.evidence import Gathered, audit_file, tokens_file
 from evalrig.records import RunFolder
+from evalrig.run import conclude
 from evalrig.tokens import read_tokens, write_tokens
 from evalrig.types import Level, Outcome, Verdict
 from evalrig.verdict import judge
@@ -154,6 +156,8 @@ def broken_row(folder: RunFolder, variant: str, column: str, value: float) -> No
     [
         ("logprob", np.nan),
         ("logprob", np.inf),
+        ("logprob", 0.5),
+        ("logprob", 1000.0),
         ("top_logprobs", np.nan),
         ("top_logprobs", np.inf),
         ("top_logprobs", 1.0),
@@ -164,6 +168,27 @@ def test_rows_that_are_no_logprobs_show_and_judging_goes_on(folder: RunFolder, c
     verdict = judge(folder)
     assert any("have non-finite or unnormalised logprobs" in text for text in said(verdict, candidate="cheap"))
     assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1000.0])
+def test_numbers_that_are_no_logprobs_do_not_cost_the_report(folder: RunFolder, value: float) -> None:
+    for path in (tokens_file, audit_file):
+        rows = [path(folder, "cheap", "kl", record.sample, 0) for record in folder.records("cheap", "kl")]
+        file = next(row for row in rows if row.is_file())
+        columns = {name: values.copy() for name, values in read_tokens(file).items()}
+        columns["vocabulary" if path is audit_file else "logprob"].flat[0] = value
+        write_tokens(file, columns)
+    (folder.path / "report.html").unlink()
+    assert outcomes(conclude(folder)) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+    assert (folder.path / "report.html").is_file()
+
+
+def test_distances_are_clustered_as_the_samples_are(folder: RunFolder) -> None:
+    gathered = Gathered(folder)
+    gathered.samples["kl"] = {name: replace(s, cluster=name[-1]) for name, s in gathered.samples["kl"].items()}
+    tokens = gathered.distances(gathered.plan.suite("kl"), "cheap")
+    assert tokens is not None
+    assert set(tokens.prompt) == set("0123456789")
 
 
 def test_lists_that_name_a_token_twice_show_and_judging_goes_on(folder: RunFolder) -> None:
