@@ -35,7 +35,8 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
             for rule in (_complete, _rows, _audited):
                 found += rule(gathered, suite, variant.name)
         for candidate in gathered.plan.candidates:
-            found += [*_same_tokens(gathered, suite, candidate), *_lost(gathered, suite, candidate)]
+            for rule in (_same_tokens, _lost, _echoed):
+                found += rule(gathered, suite, candidate)
     for arm in evidence:
         found += [*_engaged(arm), *_above_floor(arm)]
     return [*found, *_noise(gathered)]
@@ -250,6 +251,22 @@ def _engaged(arm: Evidence) -> Iterator[Finding]:
             yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=arm.candidate, suite=suite)
 
 
+def _echoed(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Finding]:
+    """As `_engaged`, for logprobs kept in the records: what was answered from a cache was not measured."""
+    said: list[dict[tuple[str, int], list[tuple[float, ...]]]] = [
+        {
+            (record.sample, record.epoch): [turn.logprobs for turn in record.trajectory.turns if turn.logprobs]
+            for record in gathered.records[arm, suite.name]
+            if record.state is State.SCORED
+        }
+        for arm in (REFERENCE, candidate)
+    ]
+    pairs = [(said[0][key], said[1][key]) for key in said[0].keys() & said[1].keys() if said[0][key]]
+    if pairs and all(ours == theirs for ours, theirs in pairs):
+        text = f"{candidate}, {suite.name}: the logprobs of all {len(pairs)} answers equal the reference's bit for bit"
+        yield Finding(rule="engaged", level=Level.INVALID, text=text, candidate=candidate, suite=suite.name)
+
+
 def _above_floor(arm: Evidence) -> Iterator[Finding]:
     """A change that is real is said, whether or not it is tolerated."""
     for suite, tokens in arm.distances.items():
@@ -272,6 +289,7 @@ def _noise(gathered: Gathered) -> list[Finding]:
     names: list[tuple[SuitePlan, str]] = []
     pvalues: list[float] = []
     seen: list[str] = []
+    thin: list[bool] = []
     for suite in gathered.plan.suites:
         for metric in suite.metrics:
             if metric.kind == "distance":
@@ -280,18 +298,19 @@ def _noise(gathered: Gathered) -> list[Finding]:
             both = np.isfinite(pairs.reference) & np.isfinite(pairs.candidate)
             difference = (pairs.candidate - pairs.reference)[both]
             names.append((suite, metric.name))
-            if not len(difference):
+            thin.append(2 * len(difference) < len(suite.again))
+            if thin[-1]:
                 pvalues.append(1.0)
-                seen.append("no pairs")
+                seen.append(f"only {len(difference)} of {len(suite.again)} pairs")
                 continue
-            binary = metric.kind == "binary" and not pairs.clustered
+            binary = metric.kind == "binary" and not pairs.clustered and suite.epochs == 1
             pvalues.append(two_sided_p(difference, pairs.clusters[both] if pairs.clustered else None, binary))
             seen.append(
                 f"mean {metric.scale * difference.mean():+.2g} {metric.units}, {np.count_nonzero(difference)} of {len(difference)} differ"
             )
     found: list[Finding] = []
-    for (suite, metric_name), p, text, level in zip(names, pvalues, seen, aa_findings(pvalues), strict=True):
-        words = f"A/A {suite.name} {metric_name}: {text}, p = {p:.2g}"
-        level = Level.UNDECIDED if text == "no pairs" else Level(level)
+    for (suite, metric_name), p, text, few, level in zip(names, pvalues, seen, thin, aa_findings(pvalues), strict=True):
+        words = f"A/A {suite.name} {metric_name}: {text}" + ("" if few else f", p = {p:.2g}")
+        level = Level.UNDECIDED if few else Level(level)
         found.append(Finding(rule="reference against itself", level=level, text=words, suite=suite.name))
     return found

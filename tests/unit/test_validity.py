@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from toys.engine import Toy
 from toys.runs import carry_out, run_file
 
@@ -137,10 +138,49 @@ def test_the_reference_s_answers_served_as_the_candidate_s_show(folder: RunFolde
     for suite in ("kl", "piqa"):
         rewritten(folder, "cheap", suite, lambda rows: [{**row, "variant": "cheap"} for row in rows])
     verdict = judge(folder)
-    [text] = said(verdict, candidate="cheap")
-    assert text.startswith("cheap, kl: all ")
-    assert text.endswith(" logprobs equal the reference's bit for bit")
+    piqa, kl = said(verdict, candidate="cheap")
+    assert piqa == "cheap, piqa: the logprobs of all 120 answers equal the reference's bit for bit"
+    assert kl.startswith("cheap, kl: all ")
+    assert kl.endswith(" logprobs equal the reference's bit for bit")
     assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
+
+
+def test_one_suite_answered_from_the_reference_s_cache_shows(folder: RunFolder) -> None:
+    """Pitfall 1, where only right or wrong is kept: no losses, no gains, and a GO from nothing."""
+    shutil.copyfile(folder.records_path("reference", "piqa"), folder.records_path("cheap", "piqa"))
+    rewritten(folder, "cheap", "piqa", lambda rows: [{**row, "variant": "cheap"} for row in rows])
+    [text] = said(judge(folder), candidate="cheap")
+    assert text == "cheap, piqa: the logprobs of all 120 answers equal the reference's bit for bit"
+
+
+def test_a_second_reference_that_mostly_failed_proves_nothing(folder: RunFolder) -> None:
+    def fail(rows: list[Any]) -> list[Any]:
+        return [*rows[:5], *({**row, "state": "infra", "scores": {}} for row in rows[5:])]
+
+    rewritten(folder, "reference_again", "piqa", fail)
+    verdict = judge(folder)
+    assert outcomes(verdict) == {"cheap": Outcome.INCONCLUSIVE, "other": Outcome.INCONCLUSIVE}
+    assert said(verdict, Level.UNDECIDED) == [
+        "A/A piqa accuracy: only 5 of 40 pairs",
+        "A/A piqa lead: only 5 of 40 pairs",
+    ]
+
+
+def test_a_second_reference_that_differs_in_one_of_two_epochs_is_judged(tmp_path: Path) -> None:
+    path = run_file(tmp_path, {"cheap": {"noise": 0.02}})
+    tree = yaml.safe_load(path.read_text())
+    tree["suites"]["piqa"]["epochs"] = 2
+    path.write_text(yaml.safe_dump(tree))
+    folder = carry_out(path).folder
+
+    def flip(rows: list[Any]) -> list[Any]:
+        rows[0]["scores"]["accuracy"] = 1.0 - rows[0]["scores"]["accuracy"]
+        return rows
+
+    rewritten(folder, "reference_again", "piqa", flip)
+    verdict = judge(folder)
+    assert outcomes(verdict) == {"cheap": Outcome.GO}
+    assert any("1 of 40 differ" in finding.text for finding in verdict.validity)
 
 
 def broken_row(folder: RunFolder, variant: str, column: str, value: float) -> None:
