@@ -73,6 +73,8 @@ class Gate(ABC):
     """One rule. `check` judges its own evidence; correction over several gates is the verdict's work."""
 
     Options: ClassVar[type]
+    earns: ClassVar[bool] = True
+    """False: a veto, whose pass is no reason for GO."""
 
     def __init__(self, plan: GatePlan, options: Any) -> None:
         self.plan = plan

@@ -35,6 +35,9 @@ FAMILIES = ("knowledge", "coding", "tool calls", "long context", "token distribu
 """What a release reviewer asks about; a family without a suite is named as not covered."""
 
 
+VETOES_ONLY = "no veto stops it, and a veto never earns a GO: add a suite whose gating gate judges a score"
+
+
 def judge(folder: RunFolder) -> Verdict:
     """Judge a run from its records alone."""
     gathered = Gathered(folder)
@@ -81,9 +84,10 @@ def _judge_one(arm: Evidence, gates: Sequence[Gate], found: Sequence[Finding], s
     own = [finding for finding in found if finding.candidate in ("", arm.candidate)]
     checks = correct([hold_back(gate.check(arm), own) for gate in gates], arm.alpha)
     outcome = conclude(checks, own)
-    return CandidateVerdict(
-        outcome=outcome, scope=scope, reasons=tuple(_reasons(outcome, checks, own)), checks=tuple(checks)
-    )
+    reasons = _reasons(outcome, checks, own)
+    if outcome is Outcome.GO and not any(gate.earns and gate.plan.gating for gate in gates):
+        outcome, reasons = Outcome.INCONCLUSIVE, [VETOES_ONLY]
+    return CandidateVerdict(outcome=outcome, scope=scope, reasons=tuple(reasons), checks=tuple(checks))
 
 
 def hold_back(check: Check, found: Sequence[Finding]) -> Check:

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from evalrig.analysis.arrays import BoolArray, FloatArray, probability, vector
+from evalrig.analysis.arrays import BoolArray, FloatArray, vector
 from evalrig.analysis.binary import mcnemar_midp
 from evalrig.analysis.paired import PairedTest, decision, noninferiority
 
@@ -58,7 +58,7 @@ def missing_bounds(
     itt = test(0.0, 0.0)
     nothing_missing = not (no_ref.any() or no_cand.any())
     worst, best = (itt, itt) if nothing_missing else (test(1.0, 0.0), test(0.0, 1.0))
-    limit = margin / 2 if max_missing is None else probability(max_missing, "max_missing")
+    limit = margin / 2 if max_missing is None else _allowed(max_missing)
     p_differential = mcnemar_midp(int((no_cand & ~no_ref).sum()), int((no_ref & ~no_cand).sum()))
     outcome: MissingOutcome = "ok" if decision(worst, alpha) == decision(best, alpha) else "disagree"
     if max(_share(no_ref), _share(no_cand)) > limit:
@@ -81,6 +81,12 @@ def _scores(values: ArrayLike, name: str) -> FloatArray:
     if not (np.isnan(array) | ((array >= 0) & (array <= 1))).all():
         raise ValueError(f"`{name}`: scores must lie in 0..1, or be NaN where missing")
     return array
+
+
+def _allowed(share: float) -> float:
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"`max_missing`: {share!r} is no share below 1")
+    return share
 
 
 def _share(missing: BoolArray) -> float:

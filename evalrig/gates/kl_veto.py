@@ -23,6 +23,7 @@ class KlVeto(Gate):
     """Excess of the mean KL over the reference-against-reference floor, nats per token, clustered by prompt."""
 
     Options = KlVetoOptions
+    earns = False
 
     @classmethod
     def accepts(cls, metric: Metric | None) -> bool:

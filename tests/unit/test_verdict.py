@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys.nouns import check, record, small_folder
@@ -116,6 +117,17 @@ def test_exit_codes() -> None:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     path = run_file(tmp_path_factory.mktemp("run"), {"near": {"noise": 0.02}, "far": {"noise": 1.0}})
     return carry_out(path).folder
+
+
+def test_a_distance_alone_never_earns_a_go(tmp_path: Path) -> None:
+    path = run_file(tmp_path, {"near": {"noise": 0.02}, "far": {"noise": 1.0}})
+    tree = yaml.safe_load(path.read_text())
+    del tree["suites"]["piqa"], tree["gates"]["accuracy"], tree["gates"]["lead"]
+    path.write_text(yaml.safe_dump(tree))
+    near, far = (carry_out(path).verdict.candidates[name] for name in ("near", "far"))
+    assert [check.outcome for check in near.checks] == [PASSED]
+    assert (near.outcome, far.outcome) == (Outcome.INCONCLUSIVE, Outcome.NO_GO)
+    assert near.reasons[0].startswith("no veto stops it, and a veto never earns a GO")
 
 
 def test_judging_twice_gives_the_same_bytes(ran: RunFolder) -> None:

@@ -55,6 +55,13 @@ def test_too_many_missing(reference):
     assert missing_bounds(again, candidate, 0.01, max_missing=0.01).outcome == "ok"
 
 
+def test_no_missing_score_may_be_allowed(reference):
+    candidate = reference.copy()
+    assert missing_bounds(reference, candidate, 0.01, max_missing=0.0).outcome == "ok"
+    candidate[300] = np.nan
+    assert missing_bounds(reference, candidate, 0.01, max_missing=0.0).outcome == "too_many"
+
+
 def test_an_arm_without_any_score_never_passes():
     nothing = np.full(400, np.nan)
     assert missing_bounds(nothing, nothing, 0.05).outcome == "too_many"
