@@ -10,4 +10,11 @@ class RunError(Exception):
 
 
 class EngineError(RunError):
-    """An engine failed to start, to answer or to stop: evidence about the engine, never a score of the model."""
+    """An engine failed to start, to answer or to stop: evidence about the engine, never a score of the model.
+
+    Its words come from logs and replies and end on a terminal: one line, and nothing that a terminal obeys.
+    """
+
+    def __init__(self, text: str) -> None:
+        line = " ".join(text.split())
+        super().__init__("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line))

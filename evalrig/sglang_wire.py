@@ -80,7 +80,7 @@ class Client:
                     f"{self.name}: {len(entries)} logprobs do not belong to the {len(tokens)} tokens answered to {len(ids)} given"
                 )
             return Completion(
-                text=reply["text"],
+                text=_characters(reply["text"]),
                 token_ids=tokens,
                 logprobs=tuple(float(entry[0]) for entry in entries),
                 prompt_tokens=int(meta["prompt_tokens"]),
@@ -171,6 +171,11 @@ class Client:
         if isinstance(content, dict) and "error" in content:
             raise EngineError(f"{self.name}: {path} answered 200 with an error: {str(content['error'])[:200]}")
         return content
+
+
+def _characters(text: str) -> str:
+    """JSON can carry half of a surrogate pair, which no file can: it becomes the sign for a broken character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _params(sampling: Sampling) -> dict[str, Any]:

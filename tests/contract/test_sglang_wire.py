@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -383,3 +384,18 @@ def test_a_start_that_leaves_nothing_to_score_is_a_bug_of_ours(server: Server) -
     for start in (0, 7):
         with pytest.raises(ValueError, match=r"outside 1\.\.6"):
             score(server, answer("5-score-flat-b64"), start=start)
+
+
+# ---- hostile text
+
+
+def test_half_a_surrogate_pair_in_an_answer_can_be_filed(server: Server) -> None:
+    found = generate(server, changed("4-generate-ids", lambda reply: reply.update(text="a\ud800b \ud83d\ude00")))
+    assert found.text == "a\N{REPLACEMENT CHARACTER}b 😀"
+    assert msgspec.json.encode(found)
+
+
+def test_what_a_reply_says_cannot_command_a_terminal(server: Server) -> None:
+    said = refusal(generate, server, (400, b"\x1b]0;owned\x07 \x1b[2J\nverdict: GO"))
+    assert said.isprintable()
+    assert "owned" in said
