@@ -111,12 +111,17 @@ class Replay(Engine):
         rows = len(ids) - start
         if not isinstance(answer, dict) or len(answer.get("logprobs") or ()) != rows:
             raise EngineError(f"{self.variant.name}: a recorded scoring lacks rows: {rows} tokens were asked for")
-        top_ids = np.asarray(answer.get("top_ids") or np.zeros((rows, 0)), np.int32)
+        lists = [answer.get(name) or [[]] * rows for name in ("top_ids", "top_logprobs")]
+        widths = {len(row) for half in lists for row in half}
+        if [len(half) for half in lists] != [rows, rows] or len(widths) != 1 or not (min(widths) == top_k or top_k < 0):
+            raise EngineError(
+                f"{self.variant.name}: a recorded scoring lacks top lists: {top_k} a token were asked for"
+            )
         return Scoring(
             token_ids=np.asarray(ids[start:], np.int32),
             logprobs=np.asarray([np.nan if x is None else x for x in answer["logprobs"]], np.float32),
-            top_ids=top_ids,
-            top_logprobs=np.asarray(answer.get("top_logprobs") or np.zeros((rows, 0)), np.float32),
+            top_ids=np.asarray(lists[0], np.int32),
+            top_logprobs=np.asarray(lists[1], np.float32),
         )
 
     def _answer(self, *ask: Any) -> Any:

@@ -30,7 +30,7 @@ class KlOptions:
     """Longest reference answer."""
     top_k: int = 50
     audit_share: float = 1 / 3
-    """Share of the prompts on which a few positions are scored over the whole vocabulary."""
+    """Share of the prompts on which a few positions are scored over the whole vocabulary, where the engine can."""
     audit_tokens: int = 4
     """Such positions a prompt."""
 
@@ -111,7 +111,7 @@ class Kl(Suite):
         ids = [*trace.prompt_ids, *trace.token_ids]
         scoring = await engine.score(ids, len(trace.prompt_ids), self.options.top_k)
         audit = None
-        if window := self._window(trace):
+        if (window := self._window(trace)) and engine.capabilities.top_logprobs == -1:
             audit = await engine.score(ids[: window[1]], window[0], -1)
         turn = Completion(text=trace.text, prompt_tokens=len(trace.prompt_ids), completion_tokens=len(trace.token_ids))
         mean = float(scoring.logprobs.mean(dtype=np.float64))

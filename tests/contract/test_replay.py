@@ -109,6 +109,30 @@ def test_a_file_that_holds_no_recording_is_one_line(tmp_path: Path, lines: list[
 FINGERPRINT = {"engine": "x", "version": "1", "weights": "bf16", "kv_cache": "bf16"}
 
 
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {},
+        {"top_ids": [[1], [2]]},
+        {"top_ids": [[1]], "top_logprobs": [[-1.0]]},
+        {"top_ids": [[1, 2], [3, 4]], "top_logprobs": [[-1.0, -2.0], [-1.0, -2.0]]},
+        {"top_ids": [[1], [3, 4]], "top_logprobs": [[-1.0], [-1.0, -2.0]]},
+    ],
+)
+def test_a_scoring_with_other_lists_than_asked_is_no_answer(tmp_path: Path, lists: Any) -> None:
+    file = tmp_path / "answers.jsonl"
+    ask = {"ask": ["score", [1, 2, 3], 1, 1], "answer": {"logprobs": [-1.0, -2.0], **lists}}
+    file.write_text(json.dumps({"fingerprint": FINGERPRINT}) + "\n" + json.dumps(ask) + "\n")
+
+    async def go() -> None:
+        engine = Replay(variant(file), ReplayOptions(), LAUNCH)
+        await engine.start()
+        with pytest.raises(EngineError, match="arm: a recorded scoring lacks top lists: 1 a token were asked for"):
+            await engine.score([1, 2, 3], 1, 1)
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("answer", [None, {}, {"logprobs": []}, {"logprobs": [-1.0]}, {"logprobs": [-1.0, -2.0, -3.0]}])
 def test_a_scoring_with_other_rows_than_asked_is_no_answer(tmp_path: Path, answer: Any) -> None:
     file = tmp_path / "answers.jsonl"

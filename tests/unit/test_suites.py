@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -206,6 +207,14 @@ def test_the_audit_window_is_the_same_for_all_variants_and_lies_in_the_answer(tm
         assert audits[0] is not None
         assert audits[1] is not None
         assert np.array_equal(audits[0].token_ids, audits[1].token_ids)
+
+
+def test_an_engine_that_has_no_whole_vocabulary_is_not_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "capabilities", replace(Toy.capabilities, top_logprobs=20))
+    suite = kl(tmp_path, audit_share=1.0)
+    sample = suite.samples()[0]
+    found = attempted(suite, sample, traced(suite, sample))
+    assert (found.state, found.audit) == (State.SCORED, None)
 
 
 def test_the_audited_share_is_about_what_was_asked(tmp_path: Path) -> None:
