@@ -1,6 +1,7 @@
 """From records to what gates judge: pairs by sample id, and distances token by token. Reads the run folder, nothing else."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,15 @@ class Gathered:
             for suite in self.plan.suites
         }
 
+    def planned(self, variant: str, suite: SuitePlan) -> set[tuple[str, int]]:
+        """(sample, epoch) that a variant owes."""
+        return {(name, epoch) for name in self.plan.expected(variant, suite) for epoch in range(suite.epochs)}
+
+    def absent(self, variant: str, suite: SuitePlan) -> int:
+        """Planned attempts without a record."""
+        records = self.records[variant, suite.name]
+        return len(self.planned(variant, suite) - {(record.sample, record.epoch) for record in records})
+
     def evidence(self, candidate: str) -> Evidence:
         """All pairs and distances of one candidate."""
         pairs = {
@@ -45,15 +55,20 @@ class Gathered:
         traced = [suite for suite in self.plan.suites if _has_distance(suite)]
         distances = {suite.name: self.distances(suite, candidate) for suite in traced}
         audits = {suite.name: self.audit(suite, candidate) for suite in traced}
-        floors = {suite.name: self.distances(suite, AGAIN) for suite in traced}
         return Evidence(
             candidate=candidate,
             alpha=self.plan.header.alpha,
             pairs=pairs,
             distances={name: found for name, found in distances.items() if found is not None},
             audits={name: found for name, found in audits.items() if found is not None},
-            floors={name: found for name, found in floors.items() if found is not None},
+            floors=self.floors,
         )
+
+    @cached_property
+    def floors(self) -> dict[str, Distances]:
+        """Reference against `reference_again`, the same for every candidate."""
+        found = {suite.name: self.distances(suite, AGAIN) for suite in self.plan.suites if _has_distance(suite)}
+        return {name: floor for name, floor in found.items() if floor is not None}
 
     def pairs(self, suite: SuitePlan, metric: Metric, arm: str, ids: Sequence[str]) -> Pairs:
         """Reference and `arm` on the planned samples `ids`, paired by id: a row lost in one arm moves no other."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from evalrig.analysis.kl import row_faults
 from evalrig.engine import Engine, Scoring
-from evalrig.errors import UsageError
+from evalrig.errors import EngineError, UsageError
 from evalrig.progress import Progress
 from evalrig.records import RunFolder
 from evalrig.types import AGAIN, REFERENCE, Level, Message, Preflight
@@ -51,7 +51,16 @@ async def prove(engine: Engine) -> Preflight:
     Faults (non-finite or unnormalised logprobs) are findings, not errors; a call that fails is an `EngineError`.
     """
     prompts = {name: await engine.tokenize(text) for name, text in PROBES.items()}
-    prompts |= {name: await engine.tokenize(messages) for name, messages in CONVERSATIONS.items()}
+    digests: dict[str, str] = {}
+    for name, messages in CONVERSATIONS.items():
+        try:
+            prompts[name] = await engine.tokenize(messages)
+        except EngineError as error:
+            if not engine.alive():
+                raise
+            digests[name] = f"refused: {error}".replace(engine.variant.name, "engine")[
+                :80
+            ]  # some templates take no system message
     scored: dict[str, str] = {}
     faults: list[str] = []
     for name, ids in prompts.items():
@@ -68,7 +77,8 @@ async def prove(engine: Engine) -> Preflight:
         expect=engine.variant.expect,
         fingerprint=await engine.fingerprint(),
         capacity=await engine.capacity(),
-        prompt_digests={name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()},
+        prompt_digests=digests
+        | {name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()},
         logprob_digests=scored,
         faults=tuple(faults),
     )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from evalrig.engine import Capabilities, Engine, Scoring
+from evalrig.errors import UsageError
 from evalrig.types import NON_FINITE, Metric, Sample, State, Trace, Trajectory
 
 
@@ -27,8 +28,16 @@ class Attempt:
     retries: int = 0
 
 
-def sound(attempt: Attempt) -> Attempt:
-    """The attempt, or in place of one with NaN or infinite numbers a missing one: a comparison with NaN would say "wrong"."""
+def sound(attempt: Attempt, suite: "Suite") -> Attempt:
+    """The attempt, or in place of one with NaN or infinite numbers a missing one: a comparison with NaN would say "wrong".
+
+    Raises:
+        UsageError: the suite gave a binary metric a score that no judge can take.
+    """
+    for metric in suite.metrics:
+        score = attempt.scores.get(metric.name, 0.0)
+        if metric.kind == "binary" and not (0.0 <= score <= 1.0 or np.isnan(score)):
+            raise UsageError(f"suites.{suite.name}: {metric.name} scored {score}; a binary score lies in 0..1")
     numbers = [*attempt.scores.values(), *(x for turn in attempt.trajectory.turns for x in turn.logprobs)]
     if np.isfinite(numbers).all():
         return attempt

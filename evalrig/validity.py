@@ -50,7 +50,10 @@ def _proved(gathered: Gathered) -> Iterator[Finding]:
         scope = variant.name if variant.role == "candidate" else ""
         found = folder.preflight(variant.name)
         if reason := folder.failed(variant.name):
-            yield Finding(rule="engine lost", level=Level.INVALID, text=reason, candidate=scope)
+            whole = not any(gathered.absent(variant.name, suite) for suite in gathered.plan.suites)
+            text = f"{reason}; another process made all attempts" if whole else reason
+            level = Level.WARN if whole else Level.INVALID
+            yield Finding(rule="engine lost", level=level, text=text, candidate=scope)
         elif found is None:
             text = f"{variant.name}: nothing was proved; its engine was not reached"
             yield Finding(rule="preflight", level=Level.INVALID, text=text, candidate=scope)
@@ -144,11 +147,11 @@ def _interruption(gathered: Gathered) -> Iterator[Finding]:
 
 def _complete(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:
     """Every planned attempt has one record, and no other."""
-    planned = {(s, e) for s in gathered.plan.expected(variant, suite) for e in range(suite.epochs)}
+    planned = gathered.planned(variant, suite)
     seen = Counter((record.sample, record.epoch) for record in gathered.records[variant, suite.name])
     scope = "" if variant in (REFERENCE, AGAIN) else variant
     repeated = sum(1 for count in seen.values() if count > 1)
-    stray, absent = len(seen.keys() - planned), len(planned - seen.keys())
+    stray, absent = len(seen.keys() - planned), gathered.absent(variant, suite)
     where = f"{variant}, {suite.name}"
     if repeated or stray:
         text = f"{where}: {repeated} attempts recorded twice, {stray} never planned"

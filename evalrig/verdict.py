@@ -176,16 +176,14 @@ def _accounting(gathered: Gathered) -> list[Accounting]:
     for variant in gathered.plan.variants:
         for suite in gathered.plan.suites:
             records = gathered.records[variant.name, suite.name]
-            expected = gathered.plan.expected(variant.name, suite)
-            planned = {(sample, epoch) for sample in expected for epoch in range(suite.epochs)}
             states = Counter(record.state.value for record in records)
             rows.append(
                 Accounting(
                     variant=variant.name,
                     suite=suite.name,
-                    planned=len(planned),
+                    planned=len(gathered.planned(variant.name, suite)),
                     states=dict(states),
-                    absent=len(planned - {(record.sample, record.epoch) for record in records}),
+                    absent=gathered.absent(variant.name, suite),
                 )
             )
     return rows

@@ -14,6 +14,8 @@ from evalrig.content import content_dir
 from evalrig.errors import UsageError
 
 T = TypeVar("T")
+NAME = r"[A-Za-z0-9][\w.-]{0,79}"
+"""Of what becomes a file or a folder: no path, and no longer than a file system takes."""
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -118,7 +120,7 @@ def _look(path: Path, overrides: Sequence[str]) -> None:
     if path.suffix != ".yaml":
         raise UsageError(f"{path}: a run file ends in `.yaml`; rename it")
     for item in overrides:
-        if not item.partition("=")[0] or "=" not in item:
+        if not item.partition("=")[0] or ("=" not in item and not item.startswith("~")):
             raise UsageError(f"{item!r}: not an override; write key=value, for example seed=3")
 
 
@@ -158,7 +160,7 @@ def _check(run: RunConfig, path: Path) -> None:
 def _faults_of_values(run: RunConfig) -> list[str]:
     rules: list[tuple[bool, str]] = [
         (
-            bool(re.fullmatch(r"[A-Za-z0-9][\w.-]*", run.name)),
+            bool(re.fullmatch(NAME, run.name, re.ASCII)),
             f"name is {run.name!r}; use letters, digits, `.`, `_`, `-`",
         ),
         (0 < run.alpha <= 0.25, f"alpha is {run.alpha}; one-sided, between 0 and 0.25"),
@@ -188,12 +190,12 @@ def _faults_of_values(run: RunConfig) -> list[str]:
 def _faults_of_names(run: RunConfig) -> list[str]:
     faults: list[str] = []
     for name in run.candidates:
-        if name.startswith("reference") or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        if name.startswith("reference") or not re.fullmatch(NAME, name):
             faults.append(f"candidates.{name}: not a name for a candidate; use letters, digits, `.`, `_`, `-`")
     faults += [
         f"suites.{name}: not a name for a suite; use letters, digits, `.`, `_`, `-`"
         for name in run.suites
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)
+        if not re.fullmatch(NAME, name)
     ]
     shipped = {p.stem for p in (content_dir("conf") / "suite").glob("*.yaml")}
     for name, gate in run.gates.items():

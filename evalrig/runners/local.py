@@ -11,7 +11,7 @@ from evalrig.errors import EngineError
 from evalrig.plan import Cell
 from evalrig.runner import Runner, Work
 from evalrig.suite import Attempt, sound
-from evalrig.types import AGAIN, REFERENCE, Provenance, Record, State, Trace, Trajectory, Variant
+from evalrig.types import AGAIN, REFERENCE, Provenance, Record, Sample, State, Trace, Trajectory, Variant
 
 
 class Board:
@@ -153,15 +153,15 @@ class Local(Runner):
 
     def _lanes(self, variant: Variant) -> int:
         """`reference_again` runs in another batch composition: that difference is the noise floor."""
-        return max(1, self.concurrency * 2 // 3) if variant.name == AGAIN else self.concurrency
+        if variant.name != AGAIN:
+            return self.concurrency
+        return self.concurrency * 2 // 3 if self.concurrency > 1 else 2
 
 
 async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> None:
-    suite, sample = work.suites[cell.suite], work.samples[cell.suite][sample_id]
+    sample = work.samples[cell.suite][sample_id]
     if cell.stage == "trace":
-        trace = await suite.trace(engine, sample, cell.epoch, _seed(work.plan.header.seed, cell, sample_id))
-        work.traces[cell.suite, sample_id, cell.epoch] = trace
-        work.file.trace(cell.suite, trace)
+        await _trace(engine, cell, sample, work)
         return
     started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     attempt = await _attempt(engine, cell, sample_id, work)
@@ -185,16 +185,34 @@ async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> None:
     work.file.attempt(record, attempt)
 
 
-async def _attempt(engine: Engine, cell: Cell, sample_id: str, work: Work) -> Attempt:
-    trace = work.traces.get((cell.suite, sample_id, cell.epoch))
+async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> None:
+    """The reference's answer. One that fails is missing in every arm; an engine that is gone ends the run."""
+    seed = _seed(work.plan.header.seed, cell, sample.id)
     try:
-        return sound(
-            await work.suites[cell.suite].attempt(engine, work.samples[cell.suite][sample_id], cell.epoch, trace)
-        )
+        trace = await work.suites[cell.suite].trace(engine, sample, cell.epoch, seed)
     except EngineError as error:
-        await asyncio.sleep(0.2)  # a dying process needs a moment before it counts as dead
-        if not engine.alive():
-            raise EngineError(f"{engine.variant.name}: the engine died during `{cell.suite}`: {error}") from error
+        await _if_alive(engine, cell, error)
+        work.file.progress.say(f"{cell.suite}: no reference answer to {sample.id}: {error}")
+        return
+    work.traces[cell.suite, sample.id, cell.epoch] = trace
+    work.file.trace(cell.suite, trace)
+
+
+async def _if_alive(engine: Engine, cell: Cell, error: EngineError) -> None:
+    await asyncio.sleep(0.2)  # a dying process needs a moment before it counts as dead
+    if not engine.alive():
+        raise EngineError(f"{engine.variant.name}: the engine died during `{cell.suite}`: {error}") from error
+
+
+async def _attempt(engine: Engine, cell: Cell, sample_id: str, work: Work) -> Attempt:
+    suite, trace = work.suites[cell.suite], work.traces.get((cell.suite, sample_id, cell.epoch))
+    if suite.traced and trace is None:
+        return Attempt(trajectory=Trajectory(error="the reference gave no answer to score"), state=State.INFRA)
+    try:
+        attempt = await suite.attempt(engine, work.samples[cell.suite][sample_id], cell.epoch, trace)
+        return sound(attempt, suite)
+    except EngineError as error:
+        await _if_alive(engine, cell, error)
         return Attempt(trajectory=Trajectory(error=str(error)), state=State.INFRA)
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -56,20 +57,20 @@ def folder_of(run_file: Path) -> Path | None:
     return next((path.parent for path in (run_file.parent / "runs").glob("chaos/2*/plan.json")), None)
 
 
-def rows(folder: Path | None, pattern: str) -> list[dict]:
+def rows(folder: Path | None, pattern: str) -> list[dict[str, Any]]:
     if folder is None:
         return []
     lines = [line for file in folder.glob(pattern) for line in file.read_bytes().split(b"\n")[:-1]]
     return [json.loads(line) for line in lines]
 
 
-def attempts(folder: Path | None) -> list[tuple]:
+def attempts(folder: Path | None) -> list[tuple[str, str, str, int]]:
     return sorted(
         (r["variant"], r["suite"], r["sample"], r["epoch"]) for r in rows(folder, "variants/*/records/*.jsonl")
     )
 
 
-def wait_until(process: subprocess.Popen, reached: Callable[[], bool]) -> None:
+def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
     end = time.monotonic() + DEADLINE
     while not reached():
         assert process.poll() is None, f"ended with {process.returncode} too early: {process.communicate()}"
@@ -77,11 +78,11 @@ def wait_until(process: subprocess.Popen, reached: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def engines(process: subprocess.Popen) -> list[psutil.Process]:
+def engines(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def planned(folder: Path) -> list[tuple]:
+def planned(folder: Path) -> list[tuple[str, str, str, int]]:
     cells = json.loads((folder / "plan.json").read_bytes())["plan"]["cells"]
     return sorted(
         (c["variant"], c["suite"], s, c["epoch"]) for c in cells if c["stage"] == "attempt" for s in c["samples"]
@@ -103,7 +104,7 @@ def test_sigkill_then_resume_gives_each_attempt_once(run_file, moment):
     process.kill()
     process.wait()
     process.communicate()
-    gone, alive = psutil.wait_procs(left_behind, timeout=5)
+    _, alive = psutil.wait_procs(left_behind, timeout=5)
     assert not alive, "an engine outlived a killed evalrig"
     folder = folder_of(run_file)
     assert folder is not None

@@ -35,7 +35,7 @@ OUTCOMES = {
 def test_records_give_the_golden_verdict(case, golden, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one_lane = {"engines": 1, "concurrency": 1}  # faults by count then hit the same attempts in every run
-    path = run_file(Path("."), CASES[case], runner=one_lane, name=f"golden-{case}")
+    path = run_file(Path(), CASES[case], runner=one_lane, name=f"golden-{case}")
     finished = carry_out(path, progress=Silent())
     assert finished.verdict.outcome == OUTCOMES[case]
     golden(f"{case}.verdict.json", (finished.folder.path / "verdict.json").read_bytes())
@@ -44,14 +44,14 @@ def test_records_give_the_golden_verdict(case, golden, tmp_path, monkeypatch):
 
 def test_judging_again_gives_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    finished = carry_out(run_file(Path("."), CASES["worse"]))
+    finished = carry_out(run_file(Path(), CASES["worse"]))
     first = (finished.folder.path / "verdict.json").read_bytes()
     assert to_json(judge(RunFolder.open(finished.folder.path))) == first
 
 
 def test_the_ending_names_every_candidate_and_the_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    finished = carry_out(run_file(Path("."), CASES["worse"]))
+    finished = carry_out(run_file(Path(), CASES["worse"]))
     said = ending(finished.folder, finished.verdict, "")
     assert "damaged" in said
     assert "quiet" in said
@@ -62,6 +62,6 @@ def test_what_the_report_shows(golden, tmp_path, monkeypatch):
     """The view model, not the HTML: that changes with every plotting library."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evalrig.run.environment", lambda: {"python": "as pinned", "packages": {"numpy": "as pinned"}})
-    finished = carry_out(run_file(Path("."), CASES["worse"], runner={"engines": 1, "concurrency": 1}))
+    finished = carry_out(run_file(Path(), CASES["worse"], runner={"engines": 1, "concurrency": 1}))
     pinned = finished.folder.path.rename(finished.folder.path.with_name("as-pinned"))
     golden("worse.view.json", encode(page(RunFolder.open(pinned), finished.verdict)))

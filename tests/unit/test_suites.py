@@ -132,14 +132,20 @@ def test_a_malformed_row_names_file_and_line(tmp_path: Path, bad: Any, why: str)
 def test_nan_from_the_engine_is_missing_and_not_a_wrong_answer(tmp_path: Path) -> None:
     """Pitfalls 27 and 36: a comparison with NaN would say "wrong"."""
     suite = written(tmp_path / "p", row())
-    found = sound(attempted(suite, suite.samples()[0], nan_every=1))
+    found = sound(attempted(suite, suite.samples()[0], nan_every=1), suite)
     assert (found.state, found.scores, found.trajectory.error) == (State.INFRA, {}, NON_FINITE)
     assert all(not turn.logprobs for turn in found.trajectory.turns)
 
 
-def test_what_is_finite_is_left_alone() -> None:
+def test_what_is_finite_is_left_alone(tmp_path: Path) -> None:
     whole = Attempt(trajectory=Trajectory(turns=(Completion(text="x", logprobs=(-1.0,)),)), scores={"a": 1.0})
-    assert sound(whole) is whole
+    assert sound(whole, written(tmp_path / "p", row())) is whole
+
+
+def test_a_binary_score_beyond_one_is_refused_when_made_not_when_judged(tmp_path: Path) -> None:
+    suite = written(tmp_path / "p", row())
+    with pytest.raises(UsageError, match=r"accuracy scored 3.0; a binary score lies in 0..1"):
+        sound(Attempt(trajectory=Trajectory(), scores={"accuracy": 3.0}), suite)
 
 
 # ---- kl
@@ -235,7 +241,7 @@ def test_a_nan_row_keeps_its_place_and_brings_no_score(tmp_path: Path) -> None:
     assert found.scores == {}
     assert found.tokens is not None
     assert np.isnan(found.tokens.logprobs).sum() == 1
-    assert sound(found) == found
+    assert sound(found, suite) == found
 
 
 def test_an_empty_answer_of_the_reference_is_missing_in_every_arm(tmp_path: Path) -> None:

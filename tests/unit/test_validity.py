@@ -316,6 +316,16 @@ def test_a_torn_line_is_said_and_left_out(folder: RunFolder) -> None:
     assert outcomes(verdict)["cheap"] is Outcome.INVALID
 
 
+def test_a_lost_process_whose_work_another_did_is_a_warning(folder: RunFolder) -> None:
+    """Nothing is owed, so `resume` could not clear it."""
+    folder.set_failed("cheap", "cheap: out of memory")
+    verdict = judge(folder)
+    assert outcomes(verdict)["cheap"] is Outcome.GO
+    assert said(verdict, Level.WARN, "cheap") == ["cheap: out of memory; another process made all attempts"]
+    rewritten(folder, "cheap", "piqa", lambda rows: rows[1:])
+    assert judge(folder).candidates["cheap"].reasons == ("cheap: out of memory",)
+
+
 def test_an_interrupted_run_is_invalid_and_names_the_root_not_what_follows(folder: RunFolder) -> None:
     folder.set_stopped("interrupted by SIGTERM before all attempts were made")
     rewritten(folder, "cheap", "piqa", lambda rows: rows[:50])
