@@ -1,7 +1,7 @@
 """Not worse by more than the margin, on paired samples. Absence of a visible loss is not enough: the margin must be excluded."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,7 +64,9 @@ class Noninferior(Gate):
         if found.outcome == "disagree":
             return self._check(pairs, test, CheckOutcome.UNDECIDED, f"{lost}; worst and best case disagree")
         if (assay := _insensitive(pairs)) and test.p_nogo > alpha:  # a loss that shows needs no further sensitivity
-            return self._check(pairs, test, CheckOutcome.UNDECIDED, assay)
+            return replace(
+                self._check(pairs, test, CheckOutcome.UNDECIDED, assay), needed=None
+            )  # more of it would not help
         worst = found.worst  # GO also needs GO if every missing answer counted against the candidate
         outcome = outcome_of(max(test.p_go, worst.p_go), test.p_nogo, alpha)
         return self._check(pairs, test, outcome, self._words(pairs, test, outcome, alpha))

@@ -1,5 +1,6 @@
 """Run files: what loads, and the one line a user reads when it does not."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,8 @@ def test_several_faults_are_named_at_once(toy: Path) -> None:
         ("seed", "two", "in toy.yaml: seed: Value 'two' of type 'str' could not be converted to Integer"),
         ("candidates", 3, "in toy.yaml: candidates: Cannot assign int to Dict[str, VariantConfig]"),
         ("candidates", {}, "candidates is empty; name at least one"),
-        ("candidates", {"reference_2": {}}, "candidates.reference_2: not a name for a candidate; use letters, digits, "
-         "`.`, `_`, `-`"),
+        ("candidates", {"reference_2": {}}, "candidates.reference_2: not a name for a candidate; the reference has it"),
+        ("candidates", {"ü" * 101: {}}, f"candidates.{'ü' * 101}: not a name for a candidate; use at most 200 bytes"),
         ("candidates", {"a b": {}}, "candidates.a b: not a name for a candidate; use letters, digits, `.`, `_`, `-`"),
     ],
 )  # fmt: skip
@@ -246,6 +247,14 @@ def test_a_name_that_leads_nowhere_costs_a_second_not_a_night(toy: Path, overrid
     with pytest.raises(UsageError) as caught:
         assemble(load_run(toy, [override]), toy, lambda _: None)
     assert str(caught.value) == f"{toy}: {ASSEMBLED[override]}"
+
+
+def test_a_sample_id_longer_than_a_file_name_is_found_before_the_night(toy: Path, tmp_path: Path) -> None:
+    row = {"id": "p" * 201, "kind": "k", "messages": [{"role": "user", "content": "x"}]}
+    (tmp_path / "long.jsonl").write_text(json.dumps(row) + "\n")
+    run = load_run(toy, [f"suites.kl.options.prompts={tmp_path / 'long.jsonl'}"])
+    with pytest.raises(UsageError, match=rf"suites\.kl: sample id '{'p' * 201}'; use at most 200 bytes"):
+        assemble(run, toy, lambda _: None)
 
 
 def test_own_data_needs_no_fetching(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

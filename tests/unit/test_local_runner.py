@@ -1,6 +1,7 @@
 """The local runner: who works on what, in which order, and what is left when an engine is lost."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from evalrig.errors import EngineError
 from evalrig.plan import Cell, Plan
 from evalrig.runner import Work
 from evalrig.runners.local import Board, Local, _seed
-from evalrig.types import AGAIN, REFERENCE, Outcome
+from evalrig.types import AGAIN, REFERENCE, Outcome, State
 
 
 def two_suites(candidates: int = 2) -> Plan:
@@ -214,3 +215,14 @@ def test_an_overloaded_engine_is_infra_and_never_a_wrong_answer(tmp_path: Path) 
     assert all(row.scores == {} and row.trajectory.error == "busy: HTTP 503" for row in infra)
     assert finished.verdict.candidates["busy"].outcome is Outcome.INVALID
     assert "stability, not accuracy" in finished.verdict.candidates["busy"].reasons[0]
+
+
+def test_a_failed_reference_answer_is_missing_in_every_arm_and_ends_no_night(tmp_path: Path) -> None:
+    path = run_file(tmp_path, {"cheap": {"noise": 0.02}})
+    finished = carry_out(path, ["+reference.args.refuse_answers=15"])  # 2 of 30
+    states = {
+        variant: Counter(record.state for record in finished.folder.records(variant, "kl"))
+        for variant in (REFERENCE, "cheap")
+    }
+    assert states[REFERENCE] == states["cheap"] == {State.SCORED: 28, State.INFRA: 2}
+    assert not finished.stopped

@@ -52,6 +52,8 @@ class ToyOptions:
     """Be dead from this call on."""
     refuse_every: int = 0
     """Every so many scorings fail, as an overloaded engine's would."""
+    refuse_answers: int = 0
+    """Every so many answers fail."""
     nan_every: int = 0
     """Every so many scorings hold a NaN."""
     record: str = ""
@@ -66,7 +68,7 @@ class Toy(Engine):
     def __init__(self, variant: Variant, options: ToyOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
         self.options: ToyOptions = options
-        self.calls = self.scorings = 0
+        self.calls = self.scorings = self.answers = 0
         self.table: np.ndarray | None = None
         self.lines: list[bytes] = []
 
@@ -107,6 +109,9 @@ class Toy(Engine):
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         await self._call()
+        self.answers += 1
+        if self.options.refuse_answers and self.answers % self.options.refuse_answers == 0:
+            raise EngineError(f"{self.variant.name}: HTTP 400")
         rng = np.random.default_rng(sampling.seed)
         new: list[int] = []
         while len(new) < sampling.max_tokens and END not in new:
