@@ -1,13 +1,12 @@
 """From the names in a run file to objects. Nothing is started: a wrong name costs a second here, not an hour of GPU."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from evalrig import fetch
-from evalrig.config.load import dump, options, tree
+from evalrig.config.load import dump, options, tree, unfit
 from evalrig.config.schema import RunConfig, VariantConfig
 from evalrig.engine import Capabilities, Engine, Launch
 from evalrig.errors import UsageError
@@ -177,8 +176,8 @@ def _samples(name: str, suite: Suite, config: RunConfig) -> tuple[Sample, ...]:
     if len({sample.id for sample in samples}) < len(samples):
         raise UsageError(f"suites.{name}: sample ids repeat; each sample needs its own")
     for sample in samples:
-        if not re.fullmatch(r"\w[\w.-]*", sample.id):
-            raise UsageError(f"suites.{name}: sample id {sample.id!r}; use letters, digits, `.`, `_`, `-`")
+        if why := unfit(sample.id):
+            raise UsageError(f"suites.{name}: sample id {sample.id!r}; {why}")
     return tuple(choose(samples, limit, config.seed, name))
 
 

@@ -14,8 +14,8 @@ from evalrig.content import content_dir
 from evalrig.errors import UsageError
 
 T = TypeVar("T")
-NAME = r"[A-Za-z0-9][\w.-]{0,79}"
-"""Of what becomes a file or a folder: no path, and no longer than a file system takes."""
+LONGEST_NAME = 200
+"""Bytes: file systems take 255, and the run folder adds endings."""
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -159,10 +159,7 @@ def _check(run: RunConfig, path: Path) -> None:
 
 def _faults_of_values(run: RunConfig) -> list[str]:
     rules: list[tuple[bool, str]] = [
-        (
-            bool(re.fullmatch(NAME, run.name, re.ASCII)),
-            f"name is {run.name!r}; use letters, digits, `.`, `_`, `-`",
-        ),
+        (not unfit(run.name), f"name is {run.name!r}; {unfit(run.name)}"),
         (0 < run.alpha <= 0.25, f"alpha is {run.alpha}; one-sided, between 0 and 0.25"),
         (bool(run.candidates), "candidates is empty; name at least one"),
         (bool(run.suites), "suites is empty; name at least one"),
@@ -187,16 +184,19 @@ def _faults_of_values(run: RunConfig) -> list[str]:
     return [text for holds, text in rules if not holds]
 
 
+def unfit(name: str) -> str:
+    """Why a name cannot become that of a file or a folder; empty: it can."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        return "use letters, digits, `.`, `_`, `-`"
+    return f"use at most {LONGEST_NAME} bytes" if len(name.encode()) > LONGEST_NAME else ""
+
+
 def _faults_of_names(run: RunConfig) -> list[str]:
     faults: list[str] = []
     for name in run.candidates:
-        if name.startswith("reference") or not re.fullmatch(NAME, name):
-            faults.append(f"candidates.{name}: not a name for a candidate; use letters, digits, `.`, `_`, `-`")
-    faults += [
-        f"suites.{name}: not a name for a suite; use letters, digits, `.`, `_`, `-`"
-        for name in run.suites
-        if not re.fullmatch(NAME, name)
-    ]
+        if name.startswith("reference") or unfit(name):
+            faults.append(f"candidates.{name}: not a name for a candidate; {unfit(name) or 'the reference has it'}")
+    faults += [f"suites.{name}: not a name for a suite; {unfit(name)}" for name in run.suites if unfit(name)]
     shipped = {p.stem for p in (content_dir("conf") / "suite").glob("*.yaml")}
     for name, gate in run.gates.items():
         if gate.suite not in run.suites and gate.suite not in shipped:
