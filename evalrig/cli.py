@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     _verb(verbs, "run", _run, "start the engines, run the suites, judge; the exit code is the verdict", file + keys)
     _verb(verbs, "resume", _resume, "go on with a run that was killed or stopped", folder)
     _verb(verbs, "judge", _judge, "judge a run again from its records, and write the report", folder)
-    _verb(verbs, "report", _report, "write the report of a run again; the verdict stays", folder)
+    _verb(verbs, "report", _report, "as judge, but exits with 0: write verdict and report of a run again", folder)
     _verb(
         verbs,
         "show",

@@ -5,6 +5,7 @@ variants/<variant>/  preflight.json  engine.log  records/<suite>.jsonl  tokens/<
 verdict.json  report.html  junit.xml  summary.md
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -214,16 +215,16 @@ class RunFolder:
     def write(self, name: str, content: bytes) -> None:
         """A whole file: the old one or the new one, never half of it."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with draft.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)
         except OSError as error:
-            draft.unlink(missing_ok=True)
+            _discard(draft)
             raise RunError(
                 f"{path}: cannot write: {error.strerror}; free space, then `evalrig resume {self.path}`"
             ) from error
@@ -281,6 +282,11 @@ def encode(value: Any) -> bytes:
 
 def _encode(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _discard(draft: Path) -> None:
+    with contextlib.suppress(OSError):  # the reason why it could not be written is the one to tell
+        draft.unlink(missing_ok=True)
 
 
 def _settle(draft: Path, path: Path) -> Path:

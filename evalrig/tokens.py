@@ -1,5 +1,6 @@
 """Per-token logprobs on disk: one Parquet file an attempt, float32, whole or absent."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,17 @@ def write_tokens(path: Path, columns: dict[str, NDArray[Any]]) -> None:
     import pyarrow.parquet as pq
 
     arrays = {name: _column(values) for name, values in columns.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("wb") as file:
             pq.write_table(pa.table(arrays), file, compression="zstd")
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the reason why it could not be written is the one to tell
+            draft.unlink(missing_ok=True)
         raise RunError(f"{path}: cannot write: {error.strerror}; free space, then resume") from error
 
 

@@ -149,7 +149,7 @@ def shown_path(folder: RunFolder, plan: Plan) -> str:
     """`runs/<name>/<time>` as the run file says it, never where it lies on this machine."""
     output = PurePath(str(plan.config.get("output") or "runs"))
     head = output.name if output.is_absolute() else str(output)
-    return str(PurePath(head, *folder.path.parts[-2:]))
+    return str(PurePath(head, *folder.path.resolve().parts[-2:]))
 
 
 def repeat(folder: RunFolder, plan: Plan) -> Repeat:

@@ -53,7 +53,7 @@ def head(folder: RunFolder, plan: Plan, verdict: Verdict) -> Head:
     outcomes = [one.outcome for one in verdict.candidates.values()]
     return Head(
         run=verdict.run,
-        time=folder.path.name,
+        time=folder.path.resolve().name,
         question=header.question,
         outcome=verdict.outcome,
         sentence=overall(verdict.outcome, outcomes, verdict.exit_code),

@@ -207,6 +207,12 @@ def test_why_a_run_stopped_and_a_variant_failed_is_kept_and_taken_back(folder: R
     assert folder.stopped() == folder.failed("cheap") == ""
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(folder: RunFolder) -> None:
+    (folder.path / "variants").write_text("")
+    with pytest.raises(RunError, match=r"variants/cheap/failed\.json: cannot write: Not a directory; free space"):
+        folder.set_failed("cheap", "gone")
+
+
 def test_floats_are_rounded_and_what_is_no_number_is_null() -> None:
     estimate = Estimate(value=0.1 + 0.2, low=-math.inf, high=math.nan, n=3, method="m", units="u")
     assert json.loads(encode(estimate)) == {

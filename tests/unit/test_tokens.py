@@ -40,6 +40,12 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write: Not a directory; free space, then resume"):
+        write_tokens(tmp_path / "file" / "deep" / "x.parquet", COLUMNS)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"PAR1 and nothing"])
 def test_a_record_without_its_tokens_is_one_line(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "x.parquet"

@@ -126,6 +126,12 @@ def test_no_path_of_this_machine_is_shown(make: Make) -> None:
     assert str(folder.path.parent) not in encode(view).decode()
 
 
+def test_a_run_folder_given_as_here_is_shown_by_its_name(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make()
+    monkeypatch.chdir(folder.path)
+    assert encode(page(RunFolder.open(Path()), judge(folder))) == encode(page(folder, judge(folder)))
+
+
 def test_the_same_run_gives_the_same_bytes(make: Make) -> None:
     folder = make()
     verdict = judge(folder)
