@@ -51,16 +51,14 @@ async def prove(engine: Engine) -> Preflight:
     Faults (non-finite or unnormalised logprobs) are findings, not errors; a call that fails is an `EngineError`.
     """
     prompts = {name: await engine.tokenize(text) for name, text in PROBES.items()}
-    digests: dict[str, str] = {}
+    refused: dict[str, str] = {}
     for name, messages in CONVERSATIONS.items():
         try:
             prompts[name] = await engine.tokenize(messages)
-        except EngineError as error:
+        except EngineError:
             if not engine.alive():
                 raise
-            digests[name] = f"refused: {error}".replace(engine.variant.name, "engine")[
-                :80
-            ]  # some templates take no system message
+            refused[name] = "refused"  # some templates take no system message: then both arms' must not
     scored: dict[str, str] = {}
     faults: list[str] = []
     for name, ids in prompts.items():
@@ -77,7 +75,7 @@ async def prove(engine: Engine) -> Preflight:
         expect=engine.variant.expect,
         fingerprint=await engine.fingerprint(),
         capacity=await engine.capacity(),
-        prompt_digests=digests
+        prompt_digests=refused
         | {name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()},
         logprob_digests=scored,
         faults=tuple(faults),
@@ -127,6 +125,8 @@ class Gatekeeper:
         if reference and name not in (REFERENCE, AGAIN):
             findings += compare(reference, found)
         faults = [finding.text for finding in findings if finding.level is Level.INVALID]
+        if before is not None and faults:
+            self._folder.set_failed(name, "; ".join(faults))  # what is on file is what the first process was
         for fault in faults:
             self._progress.say(f"INVALID: {fault}")
         if not faults:

@@ -12,6 +12,7 @@ from toys.nouns import small_folder
 from toys.runs import Silent
 
 from evalrig.engine import Launch, Scoring
+from evalrig.errors import EngineError
 from evalrig.preflight import CONVERSATIONS, PROBES, Gatekeeper, prove
 from evalrig.types import Level, Preflight, Variant
 from evalrig.validity import compare, expected
@@ -117,3 +118,32 @@ def test_the_gatekeeper_admits_keeps_and_refuses(tmp_path: Path) -> None:
     assert kept is not None
     assert kept.variant == "same"
     assert folder.preflight("never") is None
+
+
+def test_a_template_that_takes_no_system_message_has_to_refuse_it_in_both_arms(
+    reference: Preflight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenize = Toy.tokenize
+
+    async def refusing(self: Toy, prompt: Any) -> tuple[int, ...]:
+        if not isinstance(prompt, str) and prompt[0].role == "system":
+            raise EngineError(f"{self.variant.name}: HTTP 400, request {id(prompt)} of {self.calls}")
+        return await tokenize(self, prompt)
+
+    monkeypatch.setattr(Toy, "tokenize", refusing)
+    ours, theirs = replace(proved(toy("reference")), variant="reference"), proved(toy(noise=0.01))
+    assert ours.faults == theirs.faults == ()
+    assert invalid(compare(ours, theirs)) == []
+    assert invalid(compare(reference, theirs)) == [
+        "cheap: other prompt tokens than the reference on probes chat-system; tokenizer or template differ"
+    ]
+
+
+def test_why_a_second_process_was_refused_is_on_file(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path)
+    assert admitted(folder, toy("reference"))[0]
+    assert admitted(folder, toy("cheap", noise=0.1))[0]
+    assert not admitted(folder, toy("cheap", noise=0.1, nan_every=7))[0]
+    assert folder.failed("cheap") == "cheap: probe `chat-system`: non-finite logprobs of given tokens"
+    assert admitted(folder, toy("cheap", noise=0.1))[0]
+    assert folder.failed("cheap") == ""
