@@ -111,6 +111,7 @@ class Gathered:
         """Rows over the whole vocabulary of both arms; None where no position was audited."""
         reference: list[NDArray[np.float32]] = []
         candidate: list[NDArray[np.float32]] = []
+        listed = 1
         for sample, epoch in self._both(suite, arm):
             files = [audit_file(self.folder, name, suite.name, sample, epoch) for name in (REFERENCE, arm)]
             if all(file.is_file() for file in files):
@@ -118,9 +119,12 @@ class Gathered:
                 if np.array_equal(left["token"], right["token"]):
                     reference.append(left["vocabulary"])
                     candidate.append(right["vocabulary"])
+                    listed = read_tokens(tokens_file(self.folder, REFERENCE, suite.name, sample, epoch))[
+                        "top_ids"
+                    ].shape[1]
         if not reference:
             return None
-        return AuditRows(reference=np.concatenate(reference), candidate=np.concatenate(candidate))
+        return AuditRows(reference=np.concatenate(reference), candidate=np.concatenate(candidate), listed=listed)
 
     def _both(self, suite: SuitePlan, arm: str) -> list[tuple[str, int]]:
         """(sample, epoch) that both arms scored, in a fixed order."""

@@ -53,6 +53,8 @@ class AuditRows:
 
     reference: NDArray[np.float32]
     candidate: NDArray[np.float32]
+    listed: int
+    """Tokens a row keeps where the vocabulary is not audited: K."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

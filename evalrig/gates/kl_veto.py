@@ -1,16 +1,18 @@
 """A veto on distance: the candidate's token distribution must not lie further from the reference than the noise floor plus the margin.
 
 It can stop a release and never earns one: near the reference, distance does not predict the direction of accuracy
-(arXiv 2606.19558), so a pass here only means that nothing was found that must stop it.
+(arXiv 2606.19558), so a pass here only means that nothing was found that must stop it. Distances from top-K lists are
+lower bounds: a failure needs no more, and a pass has to hold for what the audit says the lists hide.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evalrig.analysis.kl import audit
 from evalrig.analysis.kl_excess import Excess, excess
-from evalrig.gate import Distances, Evidence, Gate, outcome_of
+from evalrig.gate import AuditRows, Distances, Evidence, Gate, outcome_of
 from evalrig.types import Check, CheckOutcome, Estimate, Metric
 
 
@@ -44,16 +46,25 @@ class KlVeto(Gate):
         floor_prompt = floor.prompt if floor else np.zeros(0, tokens.prompt.dtype)
         found = excess(tokens.kl, tokens.prompt, floor_kl, floor_prompt, evidence.alpha, self.plan.margin)
         outcome = outcome_of(found.p_below, found.p_above, evidence.alpha)
+        words = self._words(found, outcome, tokens, 1 - 2 * evidence.alpha)
+        check = self._check(found, outcome, words, len(tokens.kl))
+        hidden = _hidden(evidence.audits.get(self.plan.suite))
+        if outcome is CheckOutcome.PASSED and found.high > self.plan.margin * (1 - hidden):
+            held = f"cannot tell: the lists hide {hidden:.0%} of the distance on audited tokens; raise the suite's `top_k` ({words})"
+            return replace(check, outcome=CheckOutcome.UNDECIDED, reason=held, p_go=1.0)
+        return check
+
+    def _check(self, found: Excess, outcome: CheckOutcome, words: str, tokens: int) -> Check:
         return Check(
             gate=self.plan.name,
             suite=self.plan.suite,
             outcome=outcome,
-            reason=self._words(found, outcome, tokens, 1 - 2 * evidence.alpha),
+            reason=words,
             estimate=Estimate(
                 value=_finite(found.excess),
                 low=_finite(found.low),
                 high=_finite(found.high),
-                n=len(tokens.kl),
+                n=tokens,
                 method=found.method,
                 units="nats/token above the floor",
             ),
@@ -75,6 +86,14 @@ class KlVeto(Gate):
         if outcome is CheckOutcome.PASSED:
             return f"no veto: the distance stays below {margin:g} nats per token: {seen}"
         return f"cannot tell on which side of {margin:g} nats per token the distance lies ({found.method}): {seen}"
+
+
+def _hidden(rows: AuditRows | None) -> float:
+    """Share of the KL that top-K lists lose, measured over the whole vocabulary: a pass must hold for the whole."""
+    if rows is None or not all((side < np.inf).all() for side in (rows.reference, rows.candidate)):
+        return 0.0  # nothing audited, or broken rows, which validity names
+    lost = audit(rows.reference, rows.candidate, min(rows.listed, rows.reference.shape[1])).lost_share
+    return min(max(lost or 0.0, 0.0), 1.0)
 
 
 def _needed(found: Excess, margin: float) -> int | None:

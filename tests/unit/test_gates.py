@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from toys.nouns import ACCURACY, LEAD, distances, evidence, gate_plan, pairs
 
 from evalrig.errors import UsageError
+from evalrig.gate import AuditRows
 from evalrig.gates.kl_veto import KlVeto, KlVetoOptions
 from evalrig.gates.noninferior import Noninferior, NoninferiorOptions
 from evalrig.types import Check, CheckOutcome
@@ -273,3 +274,21 @@ def test_each_gate_takes_only_its_kind_of_metric() -> None:
 
     assert [KlVeto.accepts(metric) for metric in (KL, ACCURACY, LEAD, None)] == [True, False, False, False]
     assert [Noninferior.accepts(metric) for metric in (KL, ACCURACY, LEAD, None)] == [False, True, True, False]
+
+
+def test_a_distance_that_the_lists_hide_is_no_pass() -> None:
+    """Top-K lists give a lower bound: what the audit says they hide could lie across the veto."""
+    plain = np.full((8, 64), -np.log(64.0), np.float32)
+    moved = plain.copy()
+    moved[:, 32:] += np.tile(np.array([0.9, -1.2], np.float32), 16)  # all the change lies outside the lists
+    moved -= np.log(np.exp(moved).sum(1, keepdims=True))
+    tokens = distances(0.03 + 0.002 * np.random.default_rng(5).standard_normal(240))
+    measured = evidence(tokens=tokens, floor=distances(np.full(240, 1e-5)))
+    gate = KlVeto(gate_plan("kl_veto", "kl"), KlVetoOptions())
+    assert gate.check(measured).outcome is PASSED
+    audited = AuditRows(reference=plain, candidate=moved, listed=8)
+    held = gate.check(replace(measured, audits={"quiz": audited}))
+    assert held.outcome is UNDECIDED
+    assert "raise the suite's `top_k`" in held.reason
+    seen = AuditRows(reference=plain, candidate=moved, listed=64)
+    assert gate.check(replace(measured, audits={"quiz": seen})).outcome is PASSED
