@@ -16,8 +16,8 @@ from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, REFERENCE, Metric, Record, State
 
 Columns = Mapping[str, NDArray[Any]]
-ABOVE_ONE = 1e-3
-"""A logprob above this is no rounding of 0: the number is not a logprob."""
+ROUNDING = 1e-3
+"""What rounding can do: a logprob above this is none, and probabilities further apart are not the same one."""
 ZERO_STATES = (State.REFUSED, State.TRUNCATED)
 """Model behaviour: score 0, in the denominator."""
 
@@ -153,6 +153,17 @@ def ambiguous(ids: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
     return (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered < 0).any(axis=1)
 
 
+def misplaced(columns: Columns) -> int:
+    """Rows whose list gives their token another logprob, or leaves it out though it belongs there: lists of elsewhere."""
+    given, listed = columns["logprob"][:, None], columns["top_logprobs"]
+    whole = np.isfinite(given) & (listed < np.inf).all(axis=1, keepdims=True)
+    named = columns["top_ids"] == columns["token"][:, None]
+    p, q = (np.exp(np.minimum(side, 0.0)) for side in (listed, given))
+    unlike = named & (np.abs(p - q) > ROUNDING)
+    absent = ~named.any(axis=1, keepdims=True) & (given > listed.min(axis=1, keepdims=True) + ROUNDING)
+    return int((whole & (unlike.any(axis=1, keepdims=True) | absent)).sum())
+
+
 def _has_distance(suite: SuitePlan) -> bool:
     return any(metric.kind == "distance" for metric in suite.metrics)
 
@@ -167,7 +178,7 @@ def _distances(cluster: str, reference: Columns, candidate: Columns) -> Distance
     """Rows broken on either side keep their place with a NaN distance: validity counts them, nothing hides them."""
     broken = np.zeros(len(reference["logprob"]), np.bool_)
     for side in (reference, candidate):
-        readable = (side["top_logprobs"] < np.inf).all(axis=1) & (side["logprob"] <= ABOVE_ONE)
+        readable = (side["top_logprobs"] < np.inf).all(axis=1) & (side["logprob"] <= ROUNDING)
         broken |= ~readable | ambiguous(side["top_ids"])
     whole = ~broken
     rows = merged_bucket(

@@ -15,7 +15,7 @@ from evalrig.analysis.kl import row_faults
 from evalrig.analysis.kl_excess import above_floor, excess
 from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
-from evalrig.evidence import ABOVE_ONE, Gathered, ambiguous, audit_file, tokens_file
+from evalrig.evidence import ROUNDING, Gathered, ambiguous, audit_file, misplaced, tokens_file
 from evalrig.gate import Evidence
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.tokens import read_tokens
@@ -162,10 +162,10 @@ def _complete(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Fi
 
 
 def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:
-    """Logprobs are finite, no row sums above one, and no list names a token twice."""
+    """Logprobs are finite, no row sums above one, and each list is that of its token and names none twice."""
     records = gathered.records[variant, suite.name]
     broken = sum(record.trajectory.error == NON_FINITE for record in records)
-    rows, twice = len(records), 0
+    rows, twice, elsewhere = len(records), 0, 0
     if any(metric.kind == "distance" for metric in suite.metrics):
         for record in records:
             if record.state is State.SCORED:
@@ -173,10 +173,14 @@ def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Findin
                 faults = row_faults(columns["top_logprobs"], full=False)
                 rows += len(columns["logprob"])
                 twice += int(ambiguous(columns["top_ids"]).sum())
+                elsewhere += misplaced(columns)
                 broken += faults.non_finite + faults.over_unity + _no_logprobs(columns["logprob"])
     scope = "" if variant in (REFERENCE, AGAIN) else variant
     if twice:
         text = f"{variant}, {suite.name}: {twice} top-K lists name a token twice, or what is no token"
+        yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
+    if elsewhere:
+        text = f"{variant}, {suite.name}: {elsewhere} top-K lists contradict the logprob of the token that stands there"
         yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
     if broken:
         text = f"{variant}, {suite.name}: {broken} of {rows} attempts and positions have non-finite or unnormalised logprobs"
@@ -184,7 +188,7 @@ def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Findin
 
 
 def _no_logprobs(values: NDArray[np.float32]) -> int:
-    return int((~np.isfinite(values) | (values > ABOVE_ONE)).sum())
+    return int((~np.isfinite(values) | (values > ROUNDING)).sum())
 
 
 def _audited(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:

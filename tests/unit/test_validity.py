@@ -223,6 +223,20 @@ def test_numbers_that_are_no_logprobs_do_not_cost_the_report(folder: RunFolder, 
     assert (folder.path / "report.html").is_file()
 
 
+def test_lists_that_stand_one_place_off_show(folder: RunFolder) -> None:
+    """Pitfalls 24 and 31: a shift in both arms alike would leave a distance that looks like any other."""
+    for variant in ("reference", "reference_again", "cheap", "other"):
+        for record in folder.records(variant, "kl"):
+            path = tokens_file(folder, variant, "kl", record.sample, record.epoch)
+            columns = {name: values.copy() for name, values in read_tokens(path).items()}
+            for name in ("top_ids", "top_logprobs"):
+                columns[name] = np.roll(columns[name], 1, axis=0)
+            write_tokens(path, columns)
+    verdict = judge(folder)
+    assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.INVALID}
+    assert [text for text in said(verdict) if "contradict the logprob" in text]
+
+
 def test_distances_are_clustered_as_the_samples_are(folder: RunFolder) -> None:
     gathered = Gathered(folder)
     gathered.samples["kl"] = {name: replace(s, cluster=name[-1]) for name, s in gathered.samples["kl"].items()}
