@@ -1,5 +1,6 @@
 """`--update-golden` writes the expected files anew; reviewers read the diff."""
 
+import difflib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ def golden(request):
         if request.config.getoption("--update-golden", default=False):
             path.write_bytes(content)
         assert path.is_file(), f"{path.name} is not there; write it with `make golden` and read it"
-        assert content == path.read_bytes(), f"{path.name} differs; read the difference, then `make golden`"
+        if content != (expected := path.read_bytes()):
+            lines = difflib.unified_diff(
+                expected.decode().splitlines(), content.decode().splitlines(), "golden", "now", n=1
+            )
+            difference = "\n".join(list(lines)[:40])
+            pytest.fail(f"{path.name} differs; read the difference, then `make golden`:\n{difference}", pytrace=False)
 
     return compare
