@@ -11,6 +11,8 @@ from pathlib import Path
 
 from evalrig.errors import EngineError
 
+_LIBC = ctypes.CDLL(None)
+"""Loaded here and not in the child: between fork and exec another thread may have left the loader's lock taken."""
 STOP_SECONDS = 6.0
 """Grace after SIGTERM; the whole stop stays under 10 s."""
 
@@ -95,4 +97,4 @@ class Process:
 
 def _die_with_parent() -> None:
     """Linux: SIGKILL for the child when the parent dies, even by SIGKILL."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
