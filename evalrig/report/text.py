@@ -1,6 +1,7 @@
 """Plain text for terminals: the table of verdicts with the reasons, and what a plan can decide."""
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,10 @@ def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
     if plan.header.note:
         lines.append(visible(f"note: {plan.header.note}"))
     if stopped:
-        lines += [visible(f"stopped: {stopped}"), f"go on with: evalrig resume {folder.path}"]
+        lines.append(visible(f"stopped: {stopped}"))
+    lost = any(row.absent and folder.failed(row.variant) for row in verdict.accounting)
+    if stopped or lost:  # an engine that was lost is tried again; one that is not what was expected is not
+        lines.append(f"go on with: evalrig resume {shlex.quote(str(folder.path))}")
     lines.append(f"report: {folder.path / 'report.html'}")
     lines.append(f"verdict: {verdict.outcome} (exit code {verdict.exit_code})")
     return _plain(lines)

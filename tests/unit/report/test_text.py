@@ -38,6 +38,16 @@ def test_a_stopped_run_says_how_to_go_on(make: Make) -> None:
     assert lines[-1] == "verdict: INVALID (exit code 3)"
 
 
+def test_a_run_that_lost_an_engine_says_how_to_go_on(make_own: Make) -> None:
+    folder = make_own()
+    records = folder.records_path("int4", "piqa")
+    records.write_bytes(b"".join(records.read_bytes().splitlines(keepends=True)[:9]))
+    on = f"go on with: evalrig resume {folder.path}"
+    assert on not in ending(folder, judge(folder), "").splitlines()
+    folder.set_failed("int4", "int4: out of memory")
+    assert on in ending(folder, judge(folder), "").splitlines()
+
+
 def test_a_hostile_reason_cannot_drive_the_terminal(make: Make) -> None:
     folder = make()
     verdict = judge(folder)
