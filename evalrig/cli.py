@@ -113,7 +113,8 @@ def _carry_out(start: Any) -> int:
     async def guarded() -> Any:
         task = asyncio.ensure_future(start(for_stream()))
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup means go on
+        for number in (signal.SIGINT, signal.SIGTERM, *hangup):
             # once: a second signal must not cut the stopping of the engines short
             loop.add_signal_handler(number, lambda n=number: task.cancelling() or task.cancel(n.name))
         return await task

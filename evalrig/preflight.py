@@ -7,7 +7,7 @@ import numpy as np
 
 from evalrig.analysis.kl import row_faults
 from evalrig.engine import Engine, Scoring
-from evalrig.errors import EngineError, UsageError
+from evalrig.errors import EngineError, RunError, UsageError
 from evalrig.progress import Progress
 from evalrig.records import RunFolder
 from evalrig.types import AGAIN, REFERENCE, Level, Message, Preflight
@@ -65,7 +65,8 @@ async def prove(engine: Engine) -> Preflight:
         if len(ids) < 2:
             faults.append(f"probe `{name}` became {len(ids)} tokens")
             continue
-        scoring = await engine.score(ids, 1, PROBE_TOP_K)
+        deepest = engine.capabilities.top_logprobs
+        scoring = await engine.score(ids, 1, PROBE_TOP_K if deepest < 0 else min(PROBE_TOP_K, deepest))
         scored[name] = _digest(scoring)
         faults += _faults(name, scoring, full=False)
     if engine.capabilities.top_logprobs == -1 and len(ids := prompts["digits"]) >= 2:
@@ -102,6 +103,8 @@ class Gatekeeper:
     def __init__(self, folder: RunFolder, progress: Progress) -> None:
         self._folder = folder
         self._progress = progress
+        self._own: set[str] = set()
+        """Variants whose preflight this run wrote itself."""
 
     async def admit(self, engine: Engine) -> bool:
         """True: its attempts may be made. False: the reason is on file and makes the candidate INVALID.
@@ -115,11 +118,15 @@ class Gatekeeper:
         before = self._folder.preflight(name)
         if before is None:
             self._folder.write_preflight(found)
+            self._own.add(name)
         elif changed := [
             key for key in ENGINE_KEYS if getattr(before.fingerprint, key) != getattr(found.fingerprint, key)
         ]:
             keys = ", ".join(f"`{key}`" for key in changed)
-            raise UsageError(f"{name}: cannot go on: the engine's {keys} changed since the start; start a new run")
+            words = f"{name}: cannot go on: the engine's {keys} changed since the start"
+            raise (
+                RunError(f"{words} of this very run") if name in self._own else UsageError(f"{words}; start a new run")
+            )
         reference = self._folder.preflight(REFERENCE)
         findings = expected(found)
         if reference and name not in (REFERENCE, AGAIN):

@@ -40,6 +40,10 @@ NON_FINITE = "the engine gave non-finite logprobs"
 """Error of an attempt that is an engine's arithmetic gone wrong: missing, and reason enough to trust nothing of that arm."""
 
 
+NO_ANSWER = "failed"
+"""`finish` of a trace whose call failed: missing in every arm."""
+
+
 class CheckOutcome(StrEnum):
     """What one gate found."""
 

@@ -23,6 +23,8 @@ from evalrig.types import AGAIN, NON_FINITE, REFERENCE, Finding, Level, Prefligh
 
 ABSENT = "every attempt made"
 """Rule that most often follows from another: an interruption, a refused or lost engine."""
+FEWEST_AGAIN = 10
+"""Pairs below which A/A could not fail whatever it saw: ten changes in one direction reach p = .001."""
 MISSING_DISTANCE = 0.05
 """Largest share of unscored prompts in an arm of a distance suite."""
 
@@ -83,7 +85,7 @@ def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
         text = f"{name}: bit-identical to the reference on every probe; the quantisation did not engage"
         found.append(Finding(rule="engaged", level=Level.INVALID, text=text, candidate=name))
     else:
-        text = f"{name}: logprobs differ from the reference's, so the variant engaged"
+        text = f"{name}: its logprobs are not the reference's on {len(reference.logprob_digests)} probes"
         found.append(Finding(rule="engaged", level=Level.OK, text=text, candidate=name))
     ours, theirs = reference.fingerprint, candidate.fingerprint
     for key in ("engine", "version", "template_digest", "tokenizer_digest"):
@@ -105,8 +107,9 @@ def expected(found: Preflight) -> list[Finding]:
             f"{key} is {said}, as expected" if said == wanted else f"{key} is {said or 'not told'}, expected {wanted}"
         )
         findings.append(Finding(rule="expected dtype", level=level, text=f"{found.variant}: {words}", candidate=scope))
-    if not found.expect:
-        text = f"{found.variant}: nothing was expected, so its dtypes are not proved; set `expect` in the run file"
+    for key in sorted({"weights", "kv_cache"} - found.expect.keys()):
+        said = getattr(found.fingerprint, key) or "not told"
+        text = f"{found.variant}: {key} is {said}; nothing was expected, so it is not proved; set `expect.{key}`"
         findings.append(Finding(rule="expected dtype", level=Level.WARN, text=text, candidate=scope))
     findings += [
         Finding(rule="logprobs", level=Level.INVALID, text=f"{found.variant}: {fault}", candidate=scope)
@@ -228,7 +231,7 @@ def _same_tokens(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterat
 
 def _lost(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Finding]:
     """Lost attempts of suites whose scores cannot be imputed (binary ones are bounded in their gates)."""
-    if not any(metric.kind == "distance" for metric in suite.metrics):
+    if any(metric.kind == "binary" for metric in suite.metrics):
         return
     missing = (State.INFRA, State.UNSCORED)
     lost = {
@@ -305,10 +308,12 @@ def _noise(gathered: Gathered) -> list[Finding]:
             both = np.isfinite(pairs.reference) & np.isfinite(pairs.candidate)
             difference = (pairs.candidate - pairs.reference)[both]
             names.append((suite, metric.name))
-            thin.append(2 * len(difference) < len(suite.again))
+            thin.append(2 * len(difference) < len(suite.again) or len(difference) < FEWEST_AGAIN)
             if thin[-1]:
                 pvalues.append(1.0)
-                seen.append(f"only {len(difference)} of {len(suite.again)} pairs")
+                seen.append(
+                    f"{len(difference)} of {len(suite.again)} pairs: too few to show a difference; raise `again`"
+                )
                 continue
             binary = metric.kind == "binary" and not pairs.clustered and suite.epochs == 1
             pvalues.append(two_sided_p(difference, pairs.clusters[both] if pairs.clustered else None, binary))

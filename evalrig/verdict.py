@@ -147,7 +147,8 @@ def _scope(gathered: Gathered) -> str:
     plan = gathered.plan
     suites = ", ".join(f"{suite.name} ({len(suite.samples)} samples)" for suite in plan.suites)
     longest = max((_tokens(record) for rows in gathered.records.values() for record in rows), default=0)
-    context = f"; contexts up to {longest} tokens were measured"
+    traced = ", scored by prefill: decoding may differ" if any(suite.traced for suite in plan.suites) else ""
+    context = f"{traced}; contexts up to {longest} tokens were measured"
     if plan.header.max_context > longest:
         context += f", of {plan.header.max_context} in the scope"
     missing = not_covered(plan)

@@ -52,6 +52,10 @@ class KlVeto(Gate):
         if outcome is CheckOutcome.PASSED and found.high > self.plan.margin * (1 - hidden):
             held = f"cannot tell: the lists hide {hidden:.0%} of the distance on audited tokens; raise the suite's `top_k` ({words})"
             return replace(check, outcome=CheckOutcome.UNDECIDED, reason=held, p_go=1.0)
+        floor_mean = found.levels.floor or 0.0
+        if outcome is CheckOutcome.PASSED and floor_mean >= self.plan.margin:
+            held = f"cannot tell: the noise floor of {floor_mean:.2g} is not below the margin ({words})"
+            return replace(check, outcome=CheckOutcome.UNDECIDED, reason=held, p_go=1.0)
         return check
 
     def _check(self, found: Excess, outcome: CheckOutcome, words: str, tokens: int) -> Check:

@@ -126,7 +126,10 @@ def sources(plan: Plan) -> tuple[Source, ...]:
     """The cards of the model and of the suites' data, in the order of use."""
     known = cards()
     used = [variant.weights for variant in plan.variants]
-    used += [name for suite in plan.suites for name in (suite.kind, suite.name)]
+    for suite in plan.suites:
+        options = plan.config.get("suites", {}).get(suite.name, {}).get("options", {})
+        if not (options.get("path") or options.get("prompts")):  # the user's own file is not what the card describes
+            used += [suite.kind, suite.name]
     return tuple(_source(known[name]) for name in dict.fromkeys(used) if name in known)
 
 

@@ -11,7 +11,10 @@ from evalrig.errors import EngineError
 from evalrig.plan import Cell
 from evalrig.runner import Runner, Work
 from evalrig.suite import Attempt, sound
-from evalrig.types import AGAIN, REFERENCE, Provenance, Record, Sample, State, Trace, Trajectory, Variant
+from evalrig.types import AGAIN, NO_ANSWER, REFERENCE, Provenance, Record, Sample, State, Trace, Trajectory, Variant
+
+SILENT_ATTEMPTS = 20
+"""Unanswered attempts in a row after which a running engine counts as lost: a hung one must not eat the night."""
 
 
 class Board:
@@ -28,6 +31,8 @@ class Board:
         # a resumed run may hold all of the reference's attempts: it was proved when it made them
         self.proved = set() if any(cell.variant == REFERENCE for cell in work.pending) else {REFERENCE}
         self.refused: set[str] = set()
+        self.retired: set[tuple[int, str]] = set()
+        """(slot, variant): this slot could not run it, while another slot does."""
         self.changed = asyncio.Condition()
 
     async def next(self, slot: int) -> Cell | None:
@@ -38,6 +43,9 @@ class Board:
             while True:
                 todo = [cell for cell, rest in self.left.items() if rest and cell.variant not in self.refused]
                 if not todo or REFERENCE in self.refused:
+                    return None
+                todo = [cell for cell in todo if (slot, cell.variant) not in self.retired]
+                if not todo:
                     return None
                 ready = [cell for cell in todo if self._ready(cell)]
                 if cell := self._pick(slot, ready):
@@ -63,6 +71,16 @@ class Board:
                 self.holders.pop(gone, None)
                 self.busy.discard(gone)
             self.changed.notify_all()
+
+    async def give_up(self, slot: int, variant: str) -> bool:
+        """This slot cannot run the variant. True where another slot does: then only this slot lets go of it."""
+        async with self.changed:
+            if not any(held == variant for other, held in self.holders.items() if other != slot):
+                return False
+            self.holders.pop(slot, None)
+            self.retired.add((slot, variant))
+            self.changed.notify_all()
+            return True
 
     def _ready(self, cell: Cell) -> bool:
         if cell.variant != REFERENCE and REFERENCE not in self.proved:
@@ -114,10 +132,7 @@ class Local(Runner):
                         await board.note(proved=cell.variant)
                     await self._cell(engine, cell, board)
                 except EngineError as error:
-                    if cell.variant in (REFERENCE, AGAIN):
-                        raise  # without them nothing can be compared
-                    board.work.file.failure(cell.variant, str(error))
-                    await board.note(refused=cell.variant)
+                    await _lost(slot, engine, cell, board, error)
         finally:
             if engine is not None:
                 await engine.stop()
@@ -138,11 +153,21 @@ class Local(Runner):
     async def _cell(self, engine: Engine, cell: Cell, board: Board) -> None:
         """Attempts of one cell in this engine, some in flight, until none is left to take."""
         queue = board.left[cell]
+        silent = 0
 
         async def lane() -> None:
+            nonlocal silent
             while queue:
-                await _one(engine, cell, queue.popleft(), board.work)
+                sample = queue.popleft()
+                try:
+                    answered = await _one(engine, cell, sample, board.work)
+                except BaseException:
+                    queue.appendleft(sample)  # not filed: another process may make it
+                    raise
+                silent = 0 if answered else silent + 1
                 await board.note(ended=cell)
+                if silent >= SILENT_ATTEMPTS:
+                    raise EngineError(f"{cell.variant}: {silent} attempts of `{cell.suite}` in a row got no answer")
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -158,11 +183,23 @@ class Local(Runner):
         return self.concurrency * 2 // 3 if self.concurrency > 1 else 2
 
 
-async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> None:
+async def _lost(slot: int, engine: Engine | None, cell: Cell, board: Board, error: EngineError) -> None:
+    """An engine process is gone: its variant's other process goes on alone, or a candidate is given up, or the run ends."""
+    running = engine is not None and engine.alive()
+    if not running and await board.give_up(slot, cell.variant):
+        board.work.file.progress.say(f"{error}; the other process of {cell.variant} goes on")
+        return
+    if cell.variant in (REFERENCE, AGAIN):
+        raise error  # without them nothing can be compared
+    board.work.file.failure(cell.variant, str(error))
+    await board.note(refused=cell.variant)
+
+
+async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> bool:
+    """One attempt, filed. False: the engine gave no answer."""
     sample = work.samples[cell.suite][sample_id]
     if cell.stage == "trace":
-        await _trace(engine, cell, sample, work)
-        return
+        return await _trace(engine, cell, sample, work)
     started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     attempt = await _attempt(engine, cell, sample_id, work)
     provenance = Provenance(
@@ -183,19 +220,22 @@ async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> None:
         provenance=provenance,
     )
     work.file.attempt(record, attempt)
+    return attempt.state is not State.INFRA
 
 
-async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> None:
-    """The reference's answer. One that fails is missing in every arm; an engine that is gone ends the run."""
+async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> bool:
+    """The reference's answer. One that fails is filed as such and missing in every arm; a lost engine ends the run."""
     seed = _seed(work.plan.header.seed, cell, sample.id)
     try:
         trace = await work.suites[cell.suite].trace(engine, sample, cell.epoch, seed)
     except EngineError as error:
         await _if_alive(engine, cell, error)
-        work.file.progress.say(f"{cell.suite}: no reference answer to {sample.id}: {error}")
-        return
+        trace = Trace(
+            sample=sample.id, epoch=cell.epoch, prompt_ids=(), token_ids=(), text=str(error), finish=NO_ANSWER
+        )
     work.traces[cell.suite, sample.id, cell.epoch] = trace
     work.file.trace(cell.suite, trace)
+    return trace.finish != NO_ANSWER
 
 
 async def _if_alive(engine: Engine, cell: Cell, error: EngineError) -> None:
@@ -206,8 +246,8 @@ async def _if_alive(engine: Engine, cell: Cell, error: EngineError) -> None:
 
 async def _attempt(engine: Engine, cell: Cell, sample_id: str, work: Work) -> Attempt:
     suite, trace = work.suites[cell.suite], work.traces.get((cell.suite, sample_id, cell.epoch))
-    if suite.traced and trace is None:
-        return Attempt(trajectory=Trajectory(error="the reference gave no answer to score"), state=State.INFRA)
+    if trace is not None and trace.finish == NO_ANSWER:
+        return Attempt(trajectory=Trajectory(error=f"the reference gave no answer: {trace.text}"), state=State.INFRA)
     try:
         attempt = await suite.attempt(engine, work.samples[cell.suite][sample_id], cell.epoch, trace)
         return sound(attempt, suite)

@@ -227,7 +227,13 @@ def test_a_distance_at_the_margin_is_undecided_and_says_how_many_prompts() -> No
 
 
 def test_what_is_noise_of_the_reference_is_not_the_candidate_s() -> None:
-    assert veto(spread(0.4), spread(0.4) * 0.99).outcome is PASSED
+    assert veto(spread(0.04), spread(0.04) * 0.99).outcome is PASSED
+
+
+def test_a_floor_above_the_margin_cannot_pass_whatever_the_excess() -> None:
+    found = veto(spread(0.4), spread(0.4) * 0.99)
+    assert found.outcome is UNDECIDED
+    assert found.reason.startswith("cannot tell: the noise floor of 0.4")
 
 
 def test_without_a_floor_there_is_no_veto_but_near_is_near() -> None:

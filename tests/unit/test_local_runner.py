@@ -226,3 +226,27 @@ def test_a_failed_reference_answer_is_missing_in_every_arm_and_ends_no_night(tmp
     }
     assert states[REFERENCE] == states["cheap"] == {State.SCORED: 28, State.INFRA: 2}
     assert not finished.stopped
+
+
+def test_a_second_process_that_cannot_start_leaves_the_work_to_the_first(tmp_path: Path, monkeypatch: Any) -> None:
+    starts: list[str] = []
+    start = Toy.start
+
+    async def once(self: Toy) -> None:
+        starts.append(self.variant.name)
+        if starts.count(self.variant.name) > 1:
+            raise EngineError(f"{self.variant.name}: out of memory")
+        await start(self)
+
+    monkeypatch.setattr(Toy, "start", once)
+    finished = carry_out(run_file(tmp_path, {"cheap": {"noise": 0.02}}), ["+reference.args.delay=0.005"])
+    assert starts.count(REFERENCE) > 1, "the second slot did not try"
+    assert not finished.stopped
+    assert finished.verdict.candidates["cheap"].outcome is Outcome.GO
+
+
+def test_a_hung_engine_does_not_eat_the_night(tmp_path: Path) -> None:
+    path = run_file(tmp_path, {"deaf": {"noise": 0.02, "refuse_every": 1}, "cheap": {"noise": 0.02}})
+    finished = carry_out(path, ["runner.concurrency=1"])
+    assert finished.verdict.candidates["cheap"].outcome is Outcome.GO
+    assert finished.verdict.candidates["deaf"].outcome is Outcome.INVALID

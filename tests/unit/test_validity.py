@@ -161,8 +161,8 @@ def test_a_second_reference_that_mostly_failed_proves_nothing(folder: RunFolder)
     verdict = judge(folder)
     assert outcomes(verdict) == {"cheap": Outcome.INCONCLUSIVE, "other": Outcome.INCONCLUSIVE}
     assert said(verdict, Level.UNDECIDED) == [
-        "A/A piqa accuracy: only 5 of 40 pairs",
-        "A/A piqa lead: only 5 of 40 pairs",
+        "A/A piqa accuracy: 5 of 40 pairs: too few to show a difference; raise `again`",
+        "A/A piqa lead: 5 of 40 pairs: too few to show a difference; raise `again`",
     ]
 
 

@@ -66,7 +66,10 @@ def run_file(folder: Path, candidates: Mapping[str, Mapping[str, Any]], **change
         "output": str(folder / "runs"),
         "engine": {"kind": "toys.engine"},
         "reference": {"weights": "toy", "expect": {"weights": "bf16", "kv_cache": "bf16"}},
-        "candidates": {name: {"expect": {"weights": "bf16"}, "args": dict(args)} for name, args in candidates.items()},
+        "candidates": {
+            name: {"expect": {"weights": "bf16", "kv_cache": "bf16"}, "args": dict(args)}
+            for name, args in candidates.items()
+        },
         "suites": {
             "kl": {
                 "kind": "kl",
