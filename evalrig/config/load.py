@@ -44,7 +44,9 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         if missing := sorted(OmegaConf.missing_keys(tree)):
             raise UsageError(f"{path}: no value for {', '.join(f'`{key}`' for key in missing)}; give it in the file")
         if "${oc.env" in OmegaConf.to_yaml(tree):
-            raise UsageError(f"{path}: `${{oc.env:...}}` would be stored with the run; write the value, or leave it to the engine")
+            raise UsageError(
+                f"{path}: `${{oc.env:...}}` would be stored with the run; write the value, or leave it to the engine"
+            )
         run = cast(RunConfig, OmegaConf.to_object(tree))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UsageError(f"{path}: {_explain(error)}") from error
