@@ -10,6 +10,7 @@ from typing import Any
 from evalrig.config.load import options
 from evalrig.engine import Engine, Launch
 from evalrig.engines.sglang import Sglang
+from evalrig.engines.vllm import Vllm
 from evalrig.launcher import Launched
 from evalrig.types import Variant
 from toys import program
@@ -17,7 +18,7 @@ from toys.checkpoints import checkpoint
 
 WIRE = Path(__file__).parents[2] / "contract" / "wire"
 COMMAND = [sys.executable, "-S", str(Path(program.__file__))]
-KINDS: dict[str, type[Launched]] = {"sglang": Sglang}
+KINDS: dict[str, type[Launched]] = {"sglang": Sglang, "vllm": Vllm}
 READY = {
     kind: {"FAKE_LOG": str(WIRE / "logs" / kind / "ready_capacity_and_shutdown.txt")} for kind in ("sglang", "vllm")
 }

@@ -69,13 +69,24 @@ def path_lines(response: Sequence[Any]) -> bool:
 
 def subject(request: Any) -> Any:
     """What is asked about."""
-    return [request.get(key) for key in ("input_ids", "prompt", "messages")] if isinstance(request, dict) else None
+    return (
+        [request.get(key) for key in ("input_ids", "prompt", "messages", "return_token_ids")]
+        if isinstance(request, dict)
+        else None
+    )
 
 
 def contained(recorded: Any, asked: Any) -> bool:
     """Every key that was recorded was asked with the same value; more may be asked."""
     if isinstance(recorded, dict) and isinstance(asked, dict):
-        skip = ("model", "return_token_strs", "top_logprobs_num", "return_text_in_logprobs")
+        skip = (
+            "model",
+            "return_token_strs",
+            "top_logprobs_num",
+            "return_text_in_logprobs",
+            "logprobs",
+            "return_tokens_as_token_ids",
+        )
         return all(key in skip or (key in asked and contained(part, asked[key])) for key, part in recorded.items())
     return bool(recorded == asked)
 
