@@ -30,6 +30,8 @@ METHODS: Mapping[str, str] = {
 """Names of a quantisation method or algorithm that need no second look -> dtype of the weights."""
 SCALES = ("k_scale", "v_scale", "kv_scale")
 TOKENIZERS = ("tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt", "vocab.txt")
+TOKENIZING = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")
+"""Parts of a tokenizer.json that decide about ids."""
 LARGEST_HEADER = 256 * 2**20
 
 
@@ -97,7 +99,7 @@ def read(folder: Path) -> Checkpoint:
         digest=digest.hexdigest()[:16],
         tokenizer_digest=_tokenizer(folder),
         template_digest=template(folder),
-        sampling_defaults=_digest(_json(folder / "generation_config.json", drop=("transformers_version",))),
+        sampling_defaults=digest_of(_json(folder / "generation_config.json", drop=("transformers_version",))),
     )
 
 
@@ -109,7 +111,7 @@ def template(folder: Path) -> str:
         text = _json(folder / "chat_template.json").get("chat_template")
     if text is None:
         text = _json(folder / "tokenizer_config.json").get("chat_template")
-    return _digest(text)
+    return digest_of(text)
 
 
 def _header(path: Path, digest: Any) -> tuple[dict[str, Any], int]:
@@ -167,14 +169,14 @@ def _scheme(weights: Mapping[str, Any]) -> str:
 
 def _tokenizer(folder: Path) -> str:
     """Digest of what turns text into ids; not of tokenizer_config.json, which every tool writes anew."""
-    found = _json(folder / "tokenizer.json", drop=("padding", "truncation", "version"))
-    if found:
+    whole = _json(folder / "tokenizer.json")
+    if found := {key: whole[key] for key in TOKENIZING if key in whole}:
         model = found.get("model") or {}
         if merges := model.get("merges"):  # two spellings of one thing
             model["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-        return _digest(found)
+        return digest_of(found)
     parts = [path for name in TOKENIZERS if (path := folder / name).is_file()]
-    return _digest([hashlib.sha256(path.read_bytes()).hexdigest() for path in parts])
+    return digest_of([hashlib.sha256(path.read_bytes()).hexdigest() for path in parts])
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -196,6 +198,6 @@ def _json(path: Path, drop: tuple[str, ...] = ()) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in drop}
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
     """Empty for nothing."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] if value else ""

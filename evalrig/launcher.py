@@ -35,6 +35,8 @@ SETTLE = 8.0
 """Seconds that a dying engine may take until its process is gone: SGLang needs 6."""
 STARTS = 3
 """Tries, where only the port was at fault."""
+RECENT = 65_536
+"""Characters at the end of a log in which it tells how far a start is."""
 STAGES: Sequence[tuple[str, str]] = (
     (r"(?:Loading|Capturing)[^\r\n]*?(\d+)%", "{0} %"),
     (r"Load weight begin|Starting to load model", "loading weights"),
@@ -92,6 +94,14 @@ class Launched(Engine):
     def folder(self) -> str:
         """Of the checkpoint."""
         return str(Path(self.variant.weights).expanduser())
+
+    def template_digest(self) -> str:
+        """Of the chat template in use: the one that was given, else the checkpoint's."""
+        if given := self.options.parsers.chat_template:
+            path = Path(given).expanduser()
+            text = path.read_text("utf-8") if path.is_file() else given
+            return checkpoint.digest_of(text)
+        return self.checkpoint.template_digest if self.checkpoint else ""
 
     @abstractmethod
     def arguments(self, port: int) -> list[str]:
@@ -197,7 +207,11 @@ class Launched(Engine):
         process = Process(self.variant.name, self.launch.log)
         self._gone, self._stage = False, ""
         await process.start(argv, {**os.environ, **self.environment(), **program.env})
-        guard = await _guard(process.pid, program.stopping(name))
+        try:
+            guard = await _guard(process.pid, program.stopping(name))
+        except BaseException:
+            await process.stop()
+            raise
         self._running = Running(process=process, guard=guard, log_start=began)
         server = self.connect(f"http://127.0.0.1:{port}")
 
@@ -225,7 +239,7 @@ class Launched(Engine):
 
     def _tell(self) -> None:
         """Say how far the start is, where the log tells."""
-        stage = how_far(self.log())
+        stage = how_far(self.log()[-RECENT:])
         if stage and stage != self._stage:
             self._stage = stage
             self.launch.say(f"{self.variant.name}: {stage}")

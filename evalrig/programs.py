@@ -1,6 +1,7 @@
 """The user's own installation of an engine: how it is called, and which flags its version knows."""
 
 import functools
+import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -51,26 +52,26 @@ def known_flags(program: Program, package: str, module: str, where: str) -> froz
     Raises:
         UsageError: the program is not there, or does not answer.
     """
-    argv = tuple(program.argv(module, "evalrig-help"))
+    argv, env = tuple(program.argv(module, "evalrig-help")), tuple(sorted(program.env.items()))
     if program.command:
-        return _asked(argv, f"{where}.command")  # an image can change under its name: not kept
-    version = _output([program.python, "-c", VERSION, package, f"{package}-cpu"], f"{where}.python").strip()
+        return _asked(argv, env, f"{where}.command")  # an image can change under its name: not kept
+    version = _output([program.python, "-c", VERSION, package, f"{package}-cpu"], env, f"{where}.python").strip()
     if not version:
         raise UsageError(f"{where}.python: `{program.python}` has no {package}; name the Python that has it")
     kept = cache_dir() / "flags" / f"{package}-{re.sub(r'[^0-9A-Za-z.+-]', '_', version)}.txt"
     if kept.is_file() and len(found := frozenset(kept.read_text("utf-8").split())) >= FEWEST:
         return found
-    found = _asked(argv, f"{where}.python")
+    found = _asked(argv, env, f"{where}.python")
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("\n".join(sorted(found)) + "\n", "utf-8")
     return found
 
 
 @functools.cache
-def _asked(argv: tuple[str, ...], where: str) -> frozenset[str]:
+def _asked(argv: tuple[str, ...], env: tuple[tuple[str, str], ...], where: str) -> frozenset[str]:
     said = ""
     for ask in ("--help=all", "--help"):  # vLLM's plain help is a list of groups
-        said = _output([*argv, ask], where)
+        said = _output([*argv, ask], env, where)
         flags = frozenset(re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", said))
         if len(flags) >= FEWEST:
             return flags
@@ -78,9 +79,17 @@ def _asked(argv: tuple[str, ...], where: str) -> frozenset[str]:
     raise UsageError(f"{where}: `{' '.join(argv)} --help` names no flags, but says: {last}; correct the program")
 
 
-def _output(argv: Sequence[str], where: str) -> str:
+def _output(argv: Sequence[str], env: Sequence[tuple[str, str]], where: str) -> str:
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, check=False, errors="replace")
+        done = subprocess.run(
+            argv,
+            env={**os.environ, **dict(env)},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+            errors="replace",
+        )
     except OSError as error:
         raise UsageError(f"{where}: cannot run `{argv[0]}`: {error.strerror}; name a program that is there") from error
     except subprocess.TimeoutExpired as error:

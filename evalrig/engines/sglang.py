@@ -249,7 +249,7 @@ class Sglang(Launched):
             kv_cache=self._kv_cache(),
             weights_digest=found.digest if found else "",
             tokenizer_digest=found.tokenizer_digest if found else "",
-            template_digest=found.template_digest if found else "",
+            template_digest=self.template_digest(),
             flags={**self._numerics(), "launched": " ".join(_without_port(redacted(asked)))},
             device=str(self._info.get("device", "")),
         )

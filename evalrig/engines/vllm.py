@@ -205,7 +205,7 @@ class Vllm(Launched):
             kv_cache=KV_NAMES.get(said := self._cache.get("cache_dtype", ""), said),
             weights_digest=found.digest if found else "",
             tokenizer_digest=found.tokenizer_digest if found else "",
-            template_digest=found.template_digest if found else "",
+            template_digest=self.template_digest(),
             flags={**self._numerics(), "launched": " ".join(words)},
         )
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toys.checkpoints import checkpoint
 from toys.launched import COMMAND, IDS, KINDS, READY, SERVE, WIRE, all_flags, carry, engine_of, said, serving
+from toys.runs import carry_out, run_file
 
 from evalrig.errors import EngineError, UsageError
 from evalrig.guard import GRACE
 from evalrig.launcher import STAGES, how_far, redacted
 from evalrig.programs import Program, known_flags
-from evalrig.types import Variant
+from evalrig.types import Outcome, Variant
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups and parent-death signals as on Linux")
 FAILED = sorted(
@@ -292,6 +294,18 @@ def test_extra_arguments_cannot_undo_a_typed_option(kind: str, tmp_path: Path) -
 def test_an_automatic_kv_dtype_is_refused(kind: str, dtype: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"weights_and_kv\.kv_cache_dtype: `auto` is FP8 for some models"):
         engine_of(kind, tmp_path, {}, weights_and_kv={"kv_cache_dtype": dtype})
+
+
+def test_a_reference_that_does_not_start_makes_the_run_invalid_with_the_reason(tmp_path: Path) -> None:
+    log = str(WIRE / "logs" / "sglang" / "start_unsupported_kv_dtype.txt")
+    env = {"FAKE_FLAGS": all_flags("sglang"), "FAKE_LOG": log, "FAKE_EXIT": "1"}
+    engine = {"kind": "sglang", "options": {"program": {"command": COMMAND, "env": env}}}
+    reference = {"weights": str(checkpoint(tmp_path / "model")), "expect": {"weights": "bf16"}}
+    fp8kv = {"weights_and_kv": {"kv_cache_dtype": "fp8_e4m3"}}
+    finished = carry_out(run_file(tmp_path, {"fp8kv": fp8kv}, engine=engine, reference=reference))
+    assert (finished.verdict.outcome, finished.verdict.exit_code) == (Outcome.INVALID, 3)
+    said = "reference: did not start, unsupported dtype: ValueError: CPU FP8 KV cache requires Intel AMX support."
+    assert finished.stopped.startswith(said)
 
 
 # ---- small parts

@@ -246,3 +246,16 @@ def test_a_prefix_that_did_not_come_from_the_cache_is_another_measurement(name: 
 def test_ways_to_score_that_do_not_go_together_are_refused(numerics: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
         engine_of("sglang", tmp_path, {}, numerics=numerics)
+
+
+def test_a_template_given_on_the_command_line_is_the_one_that_counts(tmp_path: Path) -> None:
+    from evalrig.checkpoint import read
+
+    other = tmp_path / "tools.jinja"
+    other.write_text("{{ tools }}")
+    engine = engine_of("sglang", tmp_path, {}, parsers={"chat_template": str(other)})
+    engine.checkpoint = read(tmp_path / "model")
+    given = engine.template_digest()
+    engine.options.parsers.chat_template = ""
+    assert given not in ("", engine.template_digest())
+    assert engine.template_digest() == engine.checkpoint.template_digest

@@ -13,7 +13,12 @@ FP8 = "Using FP8 KV cache but no scaling factors provided. Defaulting to scaling
 
 
 def preflight(variant: str = "cheap", weights: str = "bf16", kv_cache: str = "bf16", **more: Any) -> Preflight:
-    inventory = {"checkpoint_bytes": 100, "kv_scales": "none", "sampling_defaults": "aa", "numerics": {"tp_size": "8"}}
+    inventory: dict[str, Any] = {
+        "checkpoint_bytes": 100,
+        "kv_scales": "none",
+        "sampling_defaults": "aa",
+        "numerics": {"tp_size": "8"},
+    }
     return Preflight(
         variant=variant,
         expect={},
