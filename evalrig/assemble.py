@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from evalrig import fetch
 from evalrig.config.load import dump, options, tree, unfit
@@ -35,28 +35,28 @@ class Rig:
     output: Path
 
 
-def assemble(config: RunConfig, path: Path, say: Callable[[str], None]) -> Rig:
+def assemble(config: RunConfig, path: Path, say: Callable[[str], None], here: bool = True) -> Rig:
     """Find every kind, fetch what is missing, choose the samples, plan. `path` is the run file, for errors.
+
+    `here`: the engines will be started on this machine, so their programs and checkpoints must be here.
 
     Raises:
         UsageError: something named in the run file is not there or cannot do what is asked.
     """
     try:
-        return _assemble(config, say)
+        return _assemble(config, say, here)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
 
-def _assemble(config: RunConfig, say: Callable[[str], None]) -> Rig:
+def _assemble(config: RunConfig, say: Callable[[str], None], here: bool) -> Rig:
     kind = find("engines", config.engine.kind, Engine, "engine.kind")
     variants = _variants(config, kind)
     suites = {name: _suite(name, config) for name in config.suites}
     _gates_fit(config, suites)
-    for name, suite in suites.items():
-        _refuse_beyond(name, suite.needs(), kind.capabilities, config.engine.kind)
     runner = find("runners", config.runner.kind, Runner, "runner.kind")
     for variant in variants:
-        kind.resolve(variant, options(variant.options, kind.Options, _where(variant)), _where(variant))
+        _variant_fits(variant, kind, suites, here)
     wanted = {card for suite in suites.values() for card in suite.content}
     wanted |= {card for variant in variants for card in kind.content(variant)}
     if absent := fetch.missing(sorted(wanted)):
@@ -73,6 +73,7 @@ def _assemble(config: RunConfig, say: Callable[[str], None]) -> Rig:
             start_seconds=config.engine.start_seconds,
             request_seconds=config.engine.request_seconds,
             connections=4 * config.runner.concurrency,
+            say=say,
         )
         return make(kind, variant, options(variant.options, kind.Options, _where(variant)), launch)
 
@@ -95,7 +96,7 @@ def _variants(config: RunConfig, kind: type[Engine]) -> list[Variant]:
 
 def _variant(name: str, role: Role, config: VariantConfig, run: RunConfig, kind: type[Engine]) -> Variant:
     where = _where_of(name, role)
-    checked = options({**run.engine.options, **config.args}, kind.Options, f"{where}.args")
+    checked = options(_laid_over(run.engine.options, config.args), kind.Options, f"{where}.args")
     expect = {key: value for key, value in asdict(config.expect).items() if value}
     return Variant(
         name=name,
@@ -105,6 +106,26 @@ def _variant(name: str, role: Role, config: VariantConfig, run: RunConfig, kind:
         expect=expect,
         options=asdict(checked),
     )
+
+
+def _variant_fits(variant: Variant, kind: type[Engine], suites: Mapping[str, Suite], here: bool) -> None:
+    """What the variant names is there, and its engine can do what the suites need."""
+    own = options(variant.options, kind.Options, _where(variant))
+    for name, suite in suites.items():
+        _refuse_beyond(name, suite.needs(), kind.able(own), variant.engine)
+    kind.resolve(variant, own, _where(variant))
+    if here:
+        kind.reach(variant, own, _where(variant))
+
+
+def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A variant's `args` over the engine's options, group by group."""
+    both = {key: _laid_over(base[key], own[key]) for key in base.keys() & own.keys() if _groups(base[key], own[key])}
+    return {**base, **own, **both}
+
+
+def _groups(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _where(variant: Variant) -> str:

@@ -154,7 +154,8 @@ def _show(arguments: argparse.Namespace) -> int:
     from evalrig.config.load import load_run
     from evalrig.report.text import planned
 
-    rig = assemble(load_run(arguments.file, arguments.overrides), arguments.file, lambda line: _tell(line))
+    run = load_run(arguments.file, arguments.overrides)
+    rig = assemble(run, arguments.file, lambda line: _tell(line), here=False)
     sys.stdout.write(planned(rig.plan, rig.text))
     return 0
 

@@ -1,7 +1,7 @@
 """What an engine is: a process that is started, watched, read back and stopped, and that answers HTTP."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.types import Capacity, Completion, Fingerprint, Inventory, Message, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,8 @@ class Launch:
     request_seconds: float
     connections: int = 64
     """Calls in flight at most."""
+    say: Callable[[str], None] = lambda line: None
+    """How far a slow start is."""
 
 
 class Engine(ABC):
@@ -78,6 +80,11 @@ class Engine(ABC):
         self.launch = launch
 
     @classmethod
+    def able(cls, options: Any) -> Capabilities:
+        """What an engine with these options can do."""
+        return cls.capabilities
+
+    @classmethod
     def content(cls, variant: Variant) -> tuple[str, ...]:
         """Fetched models the variant names, by card name."""
         return ()
@@ -90,6 +97,15 @@ class Engine(ABC):
             UsageError: something is not there, or the options do not go together.
         """
         return  # some kinds look nothing up
+
+    @classmethod
+    def reach(cls, variant: Variant, options: Any, where: str) -> None:
+        """As `resolve`, for what only the machine has that runs the engine: called by `run`, not by `show`.
+
+        Raises:
+            UsageError: no such checkpoint or program here, or the program does not know a flag.
+        """
+        return  # some kinds are found anywhere
 
     @abstractmethod
     async def start(self) -> None:
@@ -106,6 +122,10 @@ class Engine(ABC):
     @abstractmethod
     async def fingerprint(self) -> Fingerprint:
         """What the engine says it is."""
+
+    async def inventory(self) -> Inventory:
+        """What was loaded and how, as far as it can be read; empty: the engine does not tell."""
+        return Inventory()
 
     @abstractmethod
     async def capacity(self) -> Capacity:

@@ -60,6 +60,7 @@ async def prove(engine: Engine) -> Preflight:
                 raise
             refused[name] = "refused"  # some templates take no system message: then both arms' must not
     scored: dict[str, str] = {}
+    nats: list[float] = []
     faults: list[str] = []
     for name, ids in prompts.items():
         if len(ids) < 2:
@@ -68,8 +69,9 @@ async def prove(engine: Engine) -> Preflight:
         deepest = engine.capabilities.top_logprobs
         scoring = await engine.score(ids, 1, PROBE_TOP_K if deepest < 0 else min(PROBE_TOP_K, deepest))
         scored[name] = _digest(scoring)
+        nats.append(-float(scoring.logprobs.mean(dtype=np.float64)))
         faults += _faults(name, scoring, full=False)
-    if engine.capabilities.top_logprobs == -1 and len(ids := prompts["digits"]) >= 2:
+    if engine.able(engine.options).top_logprobs == -1 and len(ids := prompts["digits"]) >= 2:
         faults += _faults("whole vocabulary", await engine.score(ids, len(ids) - 1, -1), full=True)
     return Preflight(
         variant=engine.variant.name,
@@ -80,6 +82,8 @@ async def prove(engine: Engine) -> Preflight:
         | {name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()},
         logprob_digests=scored,
         faults=tuple(faults),
+        inventory=await engine.inventory(),
+        probe_nats=float(np.mean(nats)) if nats and np.isfinite(nats).all() else None,
     )
 
 

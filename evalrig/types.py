@@ -237,6 +237,22 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What an engine loaded, and how. Empty: not told."""
+
+    checkpoint_bytes: int = 0
+    """Size of the tensors on the disk."""
+    kv_scales: str = ""
+    """Scales of an FP8 KV cache: `checkpoint`, `file`, `none`."""
+    sampling_defaults: str = ""
+    """Digest of the checkpoint's generation_config.json."""
+    numerics: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Flags that move the digits, as the engine resolved them."""
+    warnings: tuple[str, ...] = ()
+    """Lines of the log that bear on the numbers, in the engine's own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
     """What was proved about one variant before its first attempt. Digests compare variants exactly."""
 
@@ -250,6 +266,9 @@ class Preflight:
     """Probe name -> digest of its logprobs, bit for bit."""
     faults: tuple[str, ...] = ()
     """Non-finite or unnormalised rows, a readiness or tokenising failure: each invalidates."""
+    inventory: Inventory = field(default_factory=Inventory)
+    probe_nats: float | None = None
+    """Mean surprise per token of the probes: far above the reference's, and the engine speaks garbage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
 from evalrig.evidence import ROUNDING, Gathered, ambiguous, audit_file, misplaced, tokens_file
 from evalrig.gate import Evidence
+from evalrig.likeness import alone, beside
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, NON_FINITE, REFERENCE, Finding, Level, Preflight, State
@@ -93,7 +94,7 @@ def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
             level = Level.WARN if key in ("engine", "version") else Level.INVALID
             text = f"{name}: {key} is {getattr(theirs, key)!r}, the reference's {getattr(ours, key)!r}"
             found.append(Finding(rule="same engine", level=level, text=text, candidate=name))
-    return found
+    return [*found, *beside(reference, candidate)]
 
 
 def expected(found: Preflight) -> list[Finding]:
@@ -118,7 +119,7 @@ def expected(found: Preflight) -> list[Finding]:
     if not found.faults:
         text = f"{found.variant}: probe logprobs are finite and sum to one"
         findings.append(Finding(rule="logprobs", level=Level.OK, text=text, candidate=scope))
-    return findings
+    return [*findings, *alone(found)]
 
 
 def _registration(gathered: Gathered) -> Iterator[Finding]:

@@ -63,8 +63,8 @@ class Kl(Suite):
             )
 
     def needs(self) -> Capabilities:
-        """Top-K lists of given tokens."""
-        return Capabilities(prompt_logprobs=True, top_logprobs=self.options.top_k, seed=True)
+        """Top-K lists of given tokens. No seed: the reference answers once, and what it said is kept for all."""
+        return Capabilities(prompt_logprobs=True, top_logprobs=self.options.top_k)
 
     def samples(self) -> list[Sample]:
         """One per prompt, each its own cluster."""
@@ -111,7 +111,7 @@ class Kl(Suite):
         ids = [*trace.prompt_ids, *trace.token_ids]
         scoring = await engine.score(ids, len(trace.prompt_ids), self.options.top_k)
         audit = None
-        if (window := self._window(trace)) and engine.capabilities.top_logprobs == -1:
+        if (window := self._window(trace)) and engine.able(engine.options).top_logprobs == -1:
             audit = await engine.score(ids[: window[1]], window[0], -1)
         turn = Completion(text=trace.text, prompt_tokens=len(trace.prompt_ids), completion_tokens=len(trace.token_ids))
         mean = float(scoring.logprobs.mean(dtype=np.float64))

@@ -8,12 +8,15 @@ from evalrig import fetch
 from evalrig.assemble import assemble
 from evalrig.config.load import dump, load_run
 from evalrig.content import content_dir
+from evalrig.errors import UsageError
 
 FILES = sorted(content_dir("conf").glob("*.yaml"))
 
 
 def test_there_are_run_files() -> None:
-    assert {"demo.yaml", "nightly.yaml", "int4-asym.yaml"} <= {path.name for path in FILES}
+    assert {"demo.yaml", "nightly.yaml", "int4-asym.yaml", "glm-int4.yaml", "kimi-fp8kv.yaml"} <= {
+        path.name for path in FILES
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -22,14 +25,14 @@ def test_a_shipped_run_file_loads_plans_and_gates_every_suite(path: Path, monkey
     assert not absent, f"{', '.join(absent)} not in the cache; run `evalrig fetch` before the tests"
     monkeypatch.setattr("evalrig.fetch.fetch", lambda *_: pytest.fail("a plan must not fetch what is there"))
     run = load_run(path)
-    plan = assemble(run, path, lambda _: None).plan
+    plan = assemble(run, path, lambda _: None, here=False).plan
     assert run.name == path.stem
     assert run.question.endswith("?")
     assert {gate.suite for gate in plan.gates} == {suite.name for suite in plan.suites}
     assert any(gate.gating for gate in plan.gates)
     assert plan.candidates
     assert all(variant.expect.keys() == {"weights", "kv_cache"} for variant in plan.variants), "prove what is compared"
-    assert assemble(load_run(path), path, lambda _: None).plan == plan
+    assert assemble(load_run(path), path, lambda _: None, here=False).plan == plan
     assert len({suite.sha256 for suite in plan.suites}) == len(plan.suites)
 
 
@@ -38,3 +41,28 @@ def test_a_shipped_run_file_resolves_to_itself(path: Path, tmp_path: Path) -> No
     run = load_run(path)
     (tmp_path / "again.yaml").write_text(dump(run))
     assert load_run(tmp_path / "again.yaml") == run
+
+
+PRODUCTION = ("glm-int4", "kimi-fp8kv", "glm-factorial", "nvfp4")
+
+
+@pytest.mark.parametrize("name", PRODUCTION)
+def test_a_run_file_for_gpus_is_refused_here_in_one_line_before_anything_starts(name: str) -> None:
+    path = content_dir("conf") / f"{name}.yaml"
+    with pytest.raises(UsageError) as caught:
+        assemble(load_run(path), path, lambda _: None)
+    assert str(caught.value).startswith(f"{path}: reference.weights: '/models/")
+    assert str(caught.value).endswith(": no such folder; give the folder of a checkpoint on this machine")
+
+
+@pytest.mark.parametrize("name", PRODUCTION)
+def test_the_arms_of_a_run_file_for_gpus_differ_in_formats_alone(name: str) -> None:
+    path = content_dir("conf") / f"{name}.yaml"
+    plan = assemble(load_run(path), path, lambda _: None, here=False).plan
+    reference = next(variant for variant in plan.variants if variant.role == "reference")
+    for variant in plan.variants:
+        unlike = {key for key in variant.options if variant.options[key] != reference.options[key]}
+        assert unlike <= {"weights_and_kv"}
+        wanted = {"bf16": "bfloat16"}.get(variant.expect["kv_cache"], variant.expect["kv_cache"])
+        assert variant.options["weights_and_kv"]["kv_cache_dtype"] == wanted
+    assert plan.header.model in ("GLM-5.2", "Kimi K2.6")

@@ -16,8 +16,9 @@ import pytest
 
 from evalrig.engine import Sampling
 from evalrig.errors import EngineError
-from evalrig.sglang_wire import RETRIES, Client
+from evalrig.sglang_wire import Client
 from evalrig.types import Message
+from evalrig.wire import RETRIES
 
 WIRE = Path(__file__).parent / "wire"
 IDS = [504, 3575, 282, 4649, 314, 7042, 30]
@@ -67,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Generator[Server]:
-    monkeypatch.setattr("evalrig.sglang_wire.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("evalrig.wire.PAUSES", (0.0, 0.0))
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

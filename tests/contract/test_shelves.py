@@ -67,8 +67,13 @@ def test_importing_a_shelf_is_cheap() -> None:
 def test_an_engine_refuses_unknown_weights_before_anything_starts(kind: str, weights: str) -> None:
     engine = kind_of("engines", kind)
     variant = Variant(name="cheap", role="candidate", engine=kind, weights=weights)
-    with pytest.raises(UsageError) as caught:
+
+    def look_up() -> None:
         engine.resolve(variant, engine.Options(), "candidates.cheap")
+        engine.reach(variant, engine.Options(), "candidates.cheap")
+
+    with pytest.raises(UsageError) as caught:
+        look_up()
     assert str(caught.value).startswith("candidates.cheap.weights: ")
     assert repr(weights) in str(caught.value) or not weights
     assert "; give " in str(caught.value)

@@ -1,0 +1,168 @@
+"""A running engine at a URL, that somebody else started: asked, never started or stopped. What it cannot tell is "not told"."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from evalrig import sglang_wire, vllm_wire
+from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig.errors import EngineError, UsageError
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+
+LOST = 5
+"""Calls in a row that met no server, until the engine counts as gone."""
+KV_NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3", "auto": "", "None": ""}
+ABLE: Mapping[str, Capabilities] = {
+    "sglang": Capabilities(prompt_logprobs=True, top_logprobs=1000),
+    "vllm": Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True),
+    "openai": Capabilities(),
+}
+"""By dialect. OpenAI's own has neither token ids of a text nor logprobs of a prompt."""
+
+
+@dataclass(kw_only=True)
+class EndpointOptions:
+    """Keys of `engine.options` and of a variant's `args`."""
+
+    base_url: str = ""
+    """`http://host:port`, with or without `/v1`; default: the variant's `weights`."""
+    model: str = ""
+    """Name it is served under; default: the one that is served."""
+    api_key_env: str = ""
+    """Environment variable that holds the key; the key itself is never written down."""
+    dialect: str = "vllm"
+    """What is spoken there: vllm, sglang, openai."""
+    top_logprobs: int | None = None
+    """Largest K it gives; default: 20 of vLLM, 1000 of SGLang."""
+    vocabulary: int = 0
+    """Size, where known: ids above it are then not sent (SGLang dies of them)."""
+
+
+class Endpoint(Engine):
+    """One URL."""
+
+    Options = EndpointOptions
+    capabilities: ClassVar[Capabilities] = ABLE["vllm"]
+
+    def __init__(self, variant: Variant, options: EndpointOptions, launch: Launch) -> None:
+        super().__init__(variant, options, launch)
+        self.options: EndpointOptions = options
+        self._client: sglang_wire.Client | vllm_wire.Client | None = None
+        self._told: dict[str, str] = {}
+
+    @classmethod
+    def able(cls, options: EndpointOptions) -> Capabilities:
+        """As configured. The whole vocabulary is not asked of a server whose size and load are not ours."""
+        usual = ABLE.get(options.dialect, Capabilities())
+        limit = usual.top_logprobs if options.top_logprobs is None else max(0, options.top_logprobs)
+        limit = min(limit, vllm_wire.LONGEST_LIST) if usual.prompt_logprobs else 0
+        return Capabilities(prompt_logprobs=usual.prompt_logprobs, top_logprobs=limit, seed=usual.seed)
+
+    @classmethod
+    def resolve(cls, variant: Variant, options: EndpointOptions, where: str) -> None:
+        """A URL, a dialect that is known."""
+        url = urlsplit(_url(variant, options))
+        if url.scheme not in ("http", "https") or not url.hostname:
+            at, given = ("args.base_url", options.base_url) if options.base_url else ("weights", variant.weights)
+            raise UsageError(f"{where}.{at}: {given!r} is no URL; give http://host:port of a running engine")
+        if url.username or url.password or url.query:
+            raise UsageError(
+                f"{where}: a URL with a password or a key would be written down; give `api_key_env` instead"
+            )
+        if options.dialect not in ABLE:
+            raise UsageError(f"{where}.args.dialect: no dialect {options.dialect!r}; give {', '.join(ABLE)}")
+
+    @classmethod
+    def reach(cls, variant: Variant, options: EndpointOptions, where: str) -> None:
+        """The key is there."""
+        if options.api_key_env and not os.environ.get(options.api_key_env):
+            at = f"{where}.args.api_key_env"
+            raise UsageError(f"{at}: no environment variable {options.api_key_env!r}; set it to the key")
+
+    async def start(self) -> None:
+        """Connect, and ask who is there."""
+        kind = sglang_wire.Client if self.options.dialect == "sglang" else vllm_wire.Client
+        key = os.environ.get(self.options.api_key_env, "") if self.options.api_key_env else ""
+        seconds, url = self.launch.request_seconds, _url(self.variant, self.options)
+        self._client = client = kind(self.variant.name, url, seconds, self.launch.connections, key)
+        client.vocabulary = self.options.vocabulary
+        if not await client.ready() and not await client.status("/v1/models"):
+            raise EngineError(f"{self.variant.name}: no server answers at {url}; start it, or correct the URL")
+        self._told = await self._ask(client)
+
+    async def stop(self) -> None:
+        """The engine goes on; only the connections end."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    def alive(self) -> bool:
+        """Connected, and not lost for several calls in a row."""
+        return self._client is not None and self._client.lost < LOST
+
+    async def fingerprint(self) -> Fingerprint:
+        """What it tells; empty: not told, so not provable."""
+        told = self._told
+        kv_cache = told.get("kv_cache_dtype", told.get("cache_dtype", ""))
+        return Fingerprint(
+            engine=f"endpoint ({self.options.dialect})",
+            version=told.get("version", ""),
+            weights="",
+            kv_cache=KV_NAMES.get(kv_cache, kv_cache),
+            flags={"model": told.get("model", self.options.model)},
+        )
+
+    async def capacity(self) -> Capacity:
+        """Tokens in the KV cache, where told."""
+        return Capacity(
+            kv_tokens=int(self._told.get("kv_cache_size_tokens", self._told.get("max_total_num_tokens", "0")))
+        )
+
+    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """See `Engine.tokenize`."""
+        if self.options.dialect == "openai":
+            raise EngineError(f"{self.variant.name}: OpenAI's routes give no token ids of a text")
+        return await self.client.tokenize(prompt)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        """See `Engine.generate`."""
+        return await self.client.generate(ids, sampling)
+
+    async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """See `Engine.score`."""
+        return await self.client.score(ids, start, top_k)
+
+    @property
+    def client(self) -> sglang_wire.Client | vllm_wire.Client:
+        """The connection; there once started."""
+        if self._client is None:
+            raise EngineError(f"{self.variant.name}: the engine was not started")
+        return self._client
+
+    async def _ask(self, client: sglang_wire.Client | vllm_wire.Client) -> dict[str, str]:
+        """Version, KV cache, model: whatever is shown. Only what is named here is kept: such pages can hold keys."""
+        if isinstance(client, vllm_wire.Client):
+            client.model = self.options.model
+            client.max_logprobs = max(0, self.able(self.options).top_logprobs)
+            await client.served()
+            told: dict[str, Any] = {**await client.cache_info(), "model": client.model}
+            told |= await _page(client, "/version")
+        else:
+            told = await _page(client, "/server_info")
+            told["model"] = told.get("served_model_name", "")
+        keys = ("version", "kv_cache_dtype", "cache_dtype", "kv_cache_size_tokens", "max_total_num_tokens", "model")
+        return {key: str(told[key]) for key in keys if told.get(key)}
+
+
+async def _page(client: sglang_wire.Client | vllm_wire.Client, path: str) -> dict[str, Any]:
+    """A page of facts; empty where the server does not show it."""
+    if await client.status(path) != 200:
+        return {}
+    found = await client.info(path)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _url(variant: Variant, options: EndpointOptions) -> str:
+    return (options.base_url or variant.weights).rstrip("/").removesuffix("/v1")

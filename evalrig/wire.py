@@ -1,0 +1,112 @@
+"""Calls to one server: identical retries in every arm, and whatever is no clean answer becomes an `EngineError`."""
+
+import asyncio
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from evalrig.errors import EngineError
+
+RETRIES = 2
+"""Identical in every arm: transport faults, 429 and 5xx only."""
+PAUSES = (0.2, 1.0)
+
+
+class Wire:
+    """The connection to one server. `vocabulary` (0: not known) bounds ids and top-K before they are sent."""
+
+    def __init__(self, name: str, base_url: str, seconds: float, connections: int = 64, key: str = "") -> None:
+        self.name = name
+        self.vocabulary = 0
+        self.lost = 0
+        """Calls in a row that met no server."""
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        timeout = httpx.Timeout(seconds, connect=10.0)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        # trust_env off: a proxy from the environment would stand between us and a loopback engine
+        self._http = httpx.AsyncClient(
+            base_url=base_url, timeout=timeout, limits=limits, trust_env=False, headers=headers
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def status(self, path: str, seconds: float = 5.0) -> int:
+        """HTTP status of a GET; 0 where no server answers."""
+        try:
+            return (await self._http.get(path, timeout=seconds)).status_code
+        except httpx.RequestError:
+            return 0
+
+    async def info(self, path: str) -> Any:
+        """What a GET answers, as JSON."""
+        return (await self.call("GET", path, None))[0]
+
+    async def text(self, path: str) -> str:
+        """What a GET answers, as it is; empty where the server has no such page."""
+        try:
+            reply = await self._http.get(path)
+        except httpx.RequestError as error:
+            raise EngineError(f"{self.name}: {path} failed: {type(error).__name__} {error}") from error
+        return reply.text if reply.status_code == 200 else ""
+
+    async def call(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[Any, int]:
+        """Reply and number of retries."""
+        reason = ""
+        for attempt in range(RETRIES + 1):
+            try:
+                reply = await self._http.request(method, path, json=body)
+            except httpx.RequestError as error:
+                reason = f"{type(error).__name__} {error}".strip()
+                self.lost += attempt == RETRIES
+            else:
+                self.lost = 0
+                if reply.status_code == 200:
+                    return self._json(reply, path), attempt
+                reason = f"HTTP {reply.status_code} {' '.join(reply.text[:200].split())}".strip()
+                if reply.status_code != 429 and reply.status_code < 500:
+                    break
+            if attempt < RETRIES:
+                await asyncio.sleep(PAUSES[attempt])
+        raise EngineError(f"{self.name}: {path} failed: {reason}")
+
+    @contextmanager
+    def shape(self, path: str) -> Generator[None]:
+        """A reply of another shape is the engine's fault, not a crash of ours and not an answer."""
+        try:
+            yield
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(f"{self.name}: {path} answered in an unknown shape: {error!r}"[:300]) from error
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Ids outside the vocabulary are not sent: SGLang dies of them (wire/INDEX.md)."""
+        if self.vocabulary and ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
+            raise EngineError(
+                f"{self.name}: a token id lies outside the vocabulary of {self.vocabulary}; it was not sent"
+            )
+
+    def width(self, top_k: int) -> int:
+        """How many entries a row shall have; -1 is the whole vocabulary, and more than that is not sent."""
+        if top_k < 0 and not self.vocabulary:
+            raise EngineError(f"{self.name}: the whole vocabulary was asked for, and its size is not known")
+        wanted = self.vocabulary if top_k < 0 else top_k
+        if self.vocabulary and wanted > self.vocabulary:
+            raise EngineError(f"{self.name}: top-K {wanted} is above the vocabulary of {self.vocabulary}; lower it")
+        return wanted
+
+    def _json(self, reply: httpx.Response, path: str) -> Any:
+        try:
+            content = reply.json()
+        except ValueError as error:
+            raise EngineError(f"{self.name}: {path} did not answer JSON: {reply.text[:80]!r}") from error
+        if isinstance(content, dict) and "error" in content:
+            raise EngineError(f"{self.name}: {path} answered 200 with an error: {str(content['error'])[:200]}")
+        return content
+
+
+def characters(text: str) -> str:
+    """JSON can carry half of a surrogate pair, which no file can: it becomes the sign for a broken character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
