@@ -73,6 +73,7 @@ def _assemble(config: RunConfig, say: Callable[[str], None]) -> Rig:
             start_seconds=config.engine.start_seconds,
             request_seconds=config.engine.request_seconds,
             connections=4 * config.runner.concurrency,
+            say=say,
         )
         return make(kind, variant, options(variant.options, kind.Options, _where(variant)), launch)
 

@@ -1,7 +1,7 @@
 """What an engine is: a process that is started, watched, read back and stopped, and that answers HTTP."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -54,6 +54,10 @@ class Scoring:
     retries: int = 0
 
 
+def _silent(line: str) -> None:
+    """Says nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Where one engine process is started, and how long it may take."""
@@ -63,6 +67,8 @@ class Launch:
     request_seconds: float
     connections: int = 64
     """Calls in flight at most."""
+    say: Callable[[str], None] = _silent
+    """Tells the person what takes long before the engine itself is started."""
 
 
 class Engine(ABC):

@@ -13,7 +13,7 @@ FILES = sorted(content_dir("conf").glob("*.yaml"))
 
 
 def test_there_are_run_files() -> None:
-    assert {"demo.yaml", "nightly.yaml", "int4-asym.yaml"} <= {path.name for path in FILES}
+    assert {"demo.yaml", "nightly.yaml", "int4-asym.yaml", "llama-cpp.yaml"} <= {path.name for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
