@@ -94,7 +94,7 @@ def by_id(scoring: Scoring) -> Any:
 
 
 def test_texts_and_conversations_become_the_same_tokens(ours: Any, truth: Any) -> None:
-    """Pitfall 15: a dropped or doubled BOS, a template applied otherwise."""
+    """A dropped or doubled BOS, a template applied otherwise, special tokens left as text."""
     assert ours["ids"] == truth["ids"]
     assert ours["texts"] == truth["texts"]
     assert ours["prompts"] == truth["prompts"]
@@ -198,7 +198,7 @@ def test_weights_and_cache_engage_and_are_proved(tiny: Path, tmp_path: Path, mon
 
 
 def test_smollm2_in_bf16_lies_where_refengine_has_it(tmp_path: Path) -> None:
-    """Real weights, BF16 in both engines: what remains is the kernels' rounding (4e-4 seen), no offset."""
+    """Real weights, BF16 in both engines: what remains is the kernels' rounding (KL 1e-4 seen), no offset."""
     name = "smollm2-135m-instruct"
     assert not fetch.missing([name]), f"{name} not in the cache; run `evalrig fetch` before the tests"
 
