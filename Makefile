@@ -37,6 +37,7 @@ lock: setup
 
 bench: setup fetch
 	python benchmarks/refengine.py
+	python benchmarks/llama_cpp.py
 
 setup: $(BIN)/.ready
 $(BIN)/.ready: constraints.txt pyproject.toml

@@ -14,7 +14,7 @@ FILES = sorted(content_dir("conf").glob("*.yaml"))
 
 
 def test_there_are_run_files() -> None:
-    assert {"demo.yaml", "nightly.yaml", "int4-asym.yaml", "glm-int4.yaml", "kimi-fp8kv.yaml"} <= {
+    assert {"demo.yaml", "nightly.yaml", "int4-asym.yaml", "glm-int4.yaml", "kimi-fp8kv.yaml", "llama-cpp.yaml"} <= {
         path.name for path in FILES
     }
 

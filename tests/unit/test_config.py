@@ -22,8 +22,11 @@ from evalrig.config.schema import (
     SuiteConfig,
     VariantConfig,
 )
+from evalrig.content import content_dir
 from evalrig.errors import UsageError
 from evalrig.plugins import kinds
+
+ENGINES = " ".join(sorted(path.stem for path in (content_dir("conf") / "engine").glob("*.yaml")))
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +98,7 @@ OVERRIDES = {
     "reference.weights=''": "reference.weights is empty; give a path or the name of a fetched model",
     "name='a/b'": "name is 'a/b'; use letters, digits, `.`, `_`, `-`",
     "name=???": "no value for `name`; give it in the file",
-    "+engine@engine=refengin": "In 'toy': Could not find 'engine/refengin' Available options in 'engine': refengine",
+    "+engine@engine=refengin": f"In 'toy': Could not find 'engine/refengin' Available options in 'engine': {ENGINES}",
 }
 
 
@@ -161,7 +164,7 @@ FILES = {
     "defaults: [schema, _self_]\nquestion: y\n": "no value for `engine.kind`, `name`; give it in the file",
     "- a\n": "primary config 'run' must be a DictConfig, got ListConfig",
     "defaults: [schema, engine@engine: refengin, _self_]\n": "In 'run': Could not find 'engine/refengin' "
-    "Available options in 'engine': refengine",
+    f"Available options in 'engine': {ENGINES}",
 }
 
 

@@ -11,7 +11,7 @@ TEMPLATE = (
 )
 
 
-def tiny_model(path: Path, seed: int = 0) -> Path:
+def tiny_model(path: Path, seed: int = 0, add_bos: bool = False) -> Path:
     """Width 64, 4 heads over 2, 2 layers, 260 tokens: three special ones, every byte, and one merge."""
     rng = np.random.default_rng(seed)
     width, heads, kv_heads, hidden = 64, 4, 2, 96
@@ -37,7 +37,7 @@ def tiny_model(path: Path, seed: int = 0) -> Path:
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(add_bos)
     writer.add_chat_template(TEMPLATE)
 
     def add(name: str, *shape: int) -> None:

@@ -1,0 +1,244 @@
+"""llama.cpp's native HTTP dialect (`/completion`, `/tokenize`, `/apply-template`), as recorded from build 11549.
+
+The server ignores `echo` and `prompt_logprobs` without a word, so nothing here asks for them. Everything it sends is
+checked: a reply that lacks a row, continues other tokens than given, or ends without a reason is an `EngineError`.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import httpx
+import msgspec
+
+from evalrig.engine import Sampling
+from evalrig.errors import EngineError
+from evalrig.types import Completion, Message
+
+RETRIES = 2
+"""Identical in every arm: transport faults, 429 and 5xx only."""
+PAUSES = (0.2, 1.0)
+
+UNTOUCHED: Final[Mapping[str, Any]] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "dynatemp_range": 0.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "mirostat": 0,
+    "logit_bias": [],
+    "ignore_eos": False,
+    "post_sampling_probs": False,
+    "samplers": ["temperature"],
+    "cache_prompt": False,
+    "return_tokens": True,
+    "stream": False,
+}
+"""Sent with every request: the server's defaults (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05) come from anywhere."""
+
+
+class Top(msgspec.Struct):
+    """One entry of a list. None: the server had no number (NaN)."""
+
+    id: int
+    logprob: float | None
+
+
+class Row(msgspec.Struct):
+    """One answered token: its own logprob, and the most likely ones, by falling logprob."""
+
+    id: int
+    logprob: float | None
+    top_logprobs: list[Top] = []
+
+
+class _Timings(msgspec.Struct):
+    cache_n: int
+
+
+class Answer(msgspec.Struct):
+    """`/completion`, what of it is used; a missing key is an unknown shape. Of whole vocabularies the texts are skipped unread."""
+
+    content: str
+    tokens: list[int]
+    stop: bool
+    stop_type: str
+    truncated: bool
+    tokens_evaluated: int
+    timings: _Timings
+    completion_probabilities: list[Row] = []
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Prompt(msgspec.Struct):
+    prompt: str
+
+
+class _Content(msgspec.Struct):
+    content: str
+
+
+T = TypeVar("T")
+
+
+class Client:
+    """Calls to one server. `vocabulary` and `context` bound what is sent; calls above `slots` wait here, not in the server."""
+
+    def __init__(self, name: str, base_url: str, seconds: float, slots: int) -> None:
+        self.name = name
+        self.vocabulary = 0
+        self.context = 0
+        self._slots = asyncio.Semaphore(slots)
+        # trust_env off: a proxy from the environment would stand between us and a loopback engine
+        self._http = httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(seconds, connect=10.0), trust_env=False)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def ready(self) -> bool:
+        """True once the server takes requests: while it loads, every path is 503."""
+        try:
+            return (await self._http.get("/health", timeout=5.0)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    async def info(self, path: str) -> dict[str, Any]:
+        """`/props` or `/v1/models`."""
+        return (await self._call("GET", path, None, dict[str, Any]))[0]
+
+    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """Ids of a text without special tokens added, or of a conversation through the chat template.
+
+        `/tokenize` understands no messages, so the template is applied first. llama.cpp takes a leading BOS off the
+        template's text when the tokenizer adds one: hence `add_special` for conversations.
+        """
+        if isinstance(prompt, str):
+            text, special = prompt, False
+        else:
+            messages = [{"role": message.role, "content": message.content} for message in prompt]
+            found, _ = await self._call("POST", "/apply-template", {"messages": messages}, _Prompt)
+            text, special = found.prompt, True
+        body = {"content": text, "add_special": special, "parse_special": True}
+        return tuple((await self._call("POST", "/tokenize", body, _Tokens))[0].tokens)
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """Text of ids; bytes that are no UTF-8 come as U+FFFD."""
+        self.check_ids(ids)
+        return (await self._call("POST", "/detokenize", {"tokens": list(ids)}, _Content))[0].content
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Continue `ids` by sampling."""
+        if sampling.max_tokens < 1:  # 0 would answer one token, -1 without end
+            raise ValueError(f"max_tokens {sampling.max_tokens}: at least 1")
+        body = {"prompt": list(ids), "n_predict": sampling.max_tokens, "n_probs": 1, **_params(sampling)}
+        answer, retries = await self.complete(body)
+        finish = {"eos": "stop", "word": "stop", "limit": "length"}.get(answer.stop_type, "")
+        if not finish or not answer.stop:
+            kind = answer.stop_type or "no"
+            raise EngineError(f"{self.name}: an answer ended with {kind} finish reason; counted as a failed call")
+        rows = answer.completion_probabilities
+        # half a character at the end of the text so far: the server keeps back that token's row
+        whole = [row.id for row in rows] == answer.tokens
+        return Completion(
+            text=answer.content,
+            token_ids=tuple(answer.tokens),
+            logprobs=tuple(number(row.logprob) for row in rows) if whole else (),
+            prompt_tokens=len(ids),
+            completion_tokens=len(answer.tokens),
+            finish=finish,
+            retries=retries,
+        )
+
+    async def complete(self, body: Mapping[str, Any]) -> tuple[Answer, int]:
+        """`/completion` with checked ids, cold, and not cut by the context; with the number of retries."""
+        prompt: list[int] = body["prompt"]
+        self.check_ids(prompt)
+        if self.context and len(prompt) >= self.context:
+            text = f"{len(prompt)} tokens do not fit the context of {self.context}; raise `context_length`"
+            raise EngineError(f"{self.name}: {text}")
+        async with self._slots:
+            answer, retries = await self._call("POST", "/completion", {**UNTOUCHED, **body}, Answer)
+        if answer.tokens_evaluated != len(prompt):
+            raise EngineError(f"{self.name}: answered a prompt of {answer.tokens_evaluated} tokens, not {len(prompt)}")
+        if answer.timings.cache_n:
+            cached = f"{answer.timings.cache_n} prompt tokens came from the prefix cache although it is off"
+            raise EngineError(f"{self.name}: {cached}: such numbers depend on the order of requests")
+        if answer.truncated:
+            raise EngineError(
+                f"{self.name}: the context of {self.context} tokens ended an answer; raise `context_length`"
+            )
+        return answer, retries
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """An id outside the vocabulary is refused here."""
+        if self.vocabulary and ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
+            raise EngineError(
+                f"{self.name}: a token id lies outside the vocabulary of {self.vocabulary}; it was not sent"
+            )
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, shape: type[T]) -> tuple[T, int]:
+        """Reply and number of retries."""
+        reason = ""
+        for attempt in range(RETRIES + 1):
+            try:
+                reply = await self._http.request(method, path, json=body)
+            except httpx.RequestError as error:
+                reason = f"{type(error).__name__} {error}".strip()
+            else:
+                if reply.status_code == 200:
+                    return self._read(reply.content, path, shape), attempt
+                reason = f"HTTP {reply.status_code} {_message(reply)}".strip()
+                if reply.status_code != 429 and reply.status_code < 500:
+                    break
+            if attempt < RETRIES:
+                await asyncio.sleep(PAUSES[attempt])
+        raise EngineError(f"{self.name}: {path} failed: {reason}")
+
+    def _read(self, content: bytes, path: str, shape: type[T]) -> T:
+        """A reply of another shape is the engine's fault, not a crash of ours and not an answer."""
+        try:
+            return msgspec.json.decode(content, type=shape)
+        except msgspec.MsgspecError as error:
+            said = content[:80].decode(errors="replace")
+            raise EngineError(f"{self.name}: {path} answered in an unknown shape: {error}: {said!r}") from error
+
+
+def number(logprob: float | None) -> float:
+    """NaN for none; llama.cpp writes the smallest float32 where a probability is 0."""
+    if logprob is None:
+        return float("nan")
+    return float("-inf") if logprob < -1e30 else logprob
+
+
+def _params(sampling: Sampling) -> dict[str, Any]:
+    """Temperature first, then the cuts, as the other engines do; only the samplers that do something are named."""
+    cuts = [name for name, on in (("top_k", sampling.top_k > 0), ("top_p", sampling.top_p < 1.0)) if on]
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_k": max(sampling.top_k, 0),
+        "top_p": sampling.top_p,
+        "samplers": ["temperature", *cuts],
+        "stop": list(sampling.stop),
+    }
+    if sampling.seed is not None:
+        params["seed"] = sampling.seed
+    return params
+
+
+def _message(reply: httpx.Response) -> str:
+    """`{"error": {"code", "message", "type"}}`, or what came instead."""
+    try:
+        return str(reply.json()["error"]["message"])[:200]
+    except (ValueError, KeyError, TypeError):
+        return reply.text[:200]
