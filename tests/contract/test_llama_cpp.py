@@ -312,7 +312,7 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_package_is_one_line_before_anything_starts(tiny: Path) -> None:
     variant = Variant(name="reference", role="reference", engine="llama_cpp", weights=str(tiny))
     with pytest.raises(UsageError) as caught:
-        LlamaCpp.resolve(variant, LlamaCppOptions(), "reference")
+        LlamaCpp.reach(variant, LlamaCppOptions(), "reference")
     assert str(caught.value) == (
         "reference: engine `llama_cpp` needs the package `xllamacpp`; run `pip install 'evalrig[llama_cpp]'`"
     )

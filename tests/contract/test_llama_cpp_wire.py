@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys.http import CLOSE, CUT, Server, serving
+from toys.loopback import CLOSE, CUT, Server, serving
 
 from evalrig.engine import Sampling
 from evalrig.errors import EngineError
