@@ -73,9 +73,10 @@ class Board:
             self.changed.notify_all()
 
     async def give_up(self, slot: int, variant: str) -> bool:
-        """This slot cannot run the variant. True where another slot does: then only this slot lets go of it."""
+        """This slot cannot run the variant. True where another slot does, or did all of it: then only this slot lets go."""
         async with self.changed:
-            if not any(held == variant for other, held in self.holders.items() if other != slot):
+            elsewhere = any(held == variant for other, held in self.holders.items() if other != slot)
+            if not elsewhere and any(left for cell, left in self.open.items() if cell.variant == variant):
                 return False
             self.holders.pop(slot, None)
             self.retired.add((slot, variant))

@@ -229,20 +229,38 @@ def test_a_failed_reference_answer_is_missing_in_every_arm_and_ends_no_night(tmp
 
 
 def test_a_second_process_that_cannot_start_leaves_the_work_to_the_first(tmp_path: Path, monkeypatch: Any) -> None:
-    starts: list[str] = []
-    start = Toy.start
+    running: Counter[str] = Counter()
+    refused: list[str] = []
+    start, stop = Toy.start, Toy.stop
 
-    async def once(self: Toy) -> None:
-        starts.append(self.variant.name)
-        if starts.count(self.variant.name) > 1:
+    async def alone(self: Toy) -> None:
+        if running[self.variant.name]:
+            refused.append(self.variant.name)
             raise EngineError(f"{self.variant.name}: out of memory")
+        running[self.variant.name] += 1
         await start(self)
 
-    monkeypatch.setattr(Toy, "start", once)
+    async def gone(self: Toy) -> None:
+        running[self.variant.name] -= self.table is not None
+        await stop(self)
+
+    monkeypatch.setattr(Toy, "start", alone)
+    monkeypatch.setattr(Toy, "stop", gone)
     finished = carry_out(run_file(tmp_path, {"cheap": {"noise": 0.02}}), ["+reference.args.delay=0.005"])
-    assert starts.count(REFERENCE) > 1, "the second slot did not try"
+    assert REFERENCE in refused, "the second slot did not try"
     assert not finished.stopped
     assert finished.verdict.candidates["cheap"].outcome is Outcome.GO
+
+
+def test_a_process_that_comes_too_late_to_help_is_no_loss() -> None:
+    """The other process finished the variant and moved on while this one was still starting."""
+
+    async def late() -> tuple[bool, bool]:
+        shared = board(small_plan())
+        shared.open = {cell: 0 if cell.variant == AGAIN else left for cell, left in shared.open.items()}
+        return await shared.give_up(0, AGAIN), await shared.give_up(0, REFERENCE)
+
+    assert asyncio.run(late()) == (True, False)
 
 
 def test_a_hung_engine_does_not_eat_the_night(tmp_path: Path) -> None:
