@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from evalrig.errors import EngineError
@@ -37,7 +38,7 @@ class Process:
                     stderr=out,
                     env=dict(env) if env is not None else None,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                    preexec_fn=partial(_die_with_parent, os.getpid()) if sys.platform == "linux" else None,
                 )
             except OSError as error:
                 raise EngineError(f"{self.name}: cannot start `{argv[0]}`: {error.strerror}; see {self.log}") from error
@@ -95,6 +96,8 @@ class Process:
             os.killpg(self.pid, number)
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """Linux: SIGKILL for the child when the parent dies, even by SIGKILL."""
     _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)  # it died before the line above: no signal will come

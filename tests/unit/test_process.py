@@ -185,3 +185,10 @@ def test_stopping_what_never_started_is_harmless(tmp_path: Path) -> None:
     process = Process("never", tmp_path / "engine.log")
     asyncio.run(process.stop())
     assert (process.pid, process.alive(), process.last_line()) == (0, False, "no log")
+
+
+def test_a_child_whose_parent_died_before_it_could_ask_for_the_signal_ends_itself() -> None:
+    """Between fork and prctl the parent may be killed: then no signal ever comes."""
+    code = "import os; from evalrig.process import _die_with_parent as ask; ask(os.getppid() + {0}); os._exit(7)"
+    ended = [subprocess.run([sys.executable, "-c", code.format(n)], timeout=60).returncode for n in (0, 1)]
+    assert ended == [7, 1]
