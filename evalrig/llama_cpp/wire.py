@@ -14,10 +14,7 @@ import msgspec
 from evalrig.engine import Sampling
 from evalrig.errors import EngineError
 from evalrig.types import Completion, Message
-
-RETRIES = 2
-"""Identical in every arm: transport faults, 429 and 5xx only."""
-PAUSES = (0.2, 1.0)
+from evalrig.wire import PAUSES, RETRIES
 
 UNTOUCHED: Final[Mapping[str, Any]] = {
     "temperature": 1.0,
