@@ -66,8 +66,10 @@ async def carry_out(rig: Rig, folder: RunFolder, progress: Progress) -> Finished
     except UsageError:
         stopped = before
         raise
-    except BaseException as error:
+    except Exception as error:  # a bug keeps its traceback, and leaves an INVALID verdict for whoever reads the folder
         stopped = f"crashed: {type(error).__name__}: {error}"
+        folder.set_stopped(stopped)
+        conclude(folder)
         raise
     finally:
         progress.end()

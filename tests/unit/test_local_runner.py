@@ -268,3 +268,15 @@ def test_a_hung_engine_does_not_eat_the_night(tmp_path: Path) -> None:
     finished = carry_out(path, ["runner.concurrency=1"])
     assert finished.verdict.candidates["cheap"].outcome is Outcome.GO
     assert finished.verdict.candidates["deaf"].outcome is Outcome.INVALID
+
+
+def test_a_bug_in_a_run_leaves_an_invalid_verdict_and_keeps_its_traceback(tmp_path: Path, monkeypatch: Any) -> None:
+    async def broken(self: Local, work: Work) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(Local, "run", broken)
+    with pytest.raises(ZeroDivisionError):
+        carry_out(run_file(tmp_path, {"cheap": {"noise": 0.02}}))
+    [verdict] = tmp_path.glob("runs/toy/2*/verdict.json")
+    assert '"outcome": "INVALID"' in verdict.read_text()
+    assert "crashed: ZeroDivisionError: a bug of ours" in verdict.read_text()
