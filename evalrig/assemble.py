@@ -178,6 +178,13 @@ def _refuse_beyond(name: str, needs: Capabilities, has: Capabilities, engine: st
                 f"top-{needs.top_logprobs} lists",
             ),
             (needs.seed and not has.seed, "seeded sampling"),
+            (needs.chat and not has.chat, "chat"),
+            (needs.tools and not has.tools, "tool calls"),
+            (needs.cached_prefix and not has.cached_prefix, "scoring over a cached prefix"),
+            (
+                has.decode_logprobs != -1 and not 0 <= needs.decode_logprobs <= has.decode_logprobs,
+                f"top-{needs.decode_logprobs} lists of generated tokens",
+            ),
         )
         if short
     ]

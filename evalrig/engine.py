@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evalrig.types import Capacity, Completion, Fingerprint, Inventory, Message, Variant
+from evalrig.errors import EngineError
+from evalrig.types import Capacity, Completion, Fingerprint, Inventory, Message, Tool, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,23 @@ class Capabilities:
     """Largest K per position; -1: the whole vocabulary."""
     seed: bool = False
     """The same seed gives the same tokens."""
+    chat: bool = False
+    """Conversations through the engine's own chat route, as users' clients speak."""
+    tools: bool = False
+    """Tool calls are parsed there."""
+    decode_logprobs: int = 0
+    """Largest K of the lists that come with generated tokens; -1: the whole vocabulary."""
+    cached_prefix: bool = False
+    """Can score what follows a prefix that is read from the KV cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalties:
+    """Of repeated tokens; the defaults do nothing."""
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +49,22 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = -1
+    min_p: float = 0.0
+    penalties: Penalties = Penalties()
     stop: tuple[str, ...] = ()
     seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """One turn that is asked for."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    """`auto`, `none`, `required`, or the name of the tool that must be called."""
+    stream: bool = False
+    """As a stream of events, put together again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +174,23 @@ class Engine(ABC):
     @abstractmethod
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """Logprobs of `ids[start:]`, each given all before it; `start` >= 1; top_k -1: the whole vocabulary."""
+
+    async def score_cached(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """As `score`, with what stands before `start` read from the KV cache, as while decoding.
+
+        Raises:
+            EngineError: fewer tokens came from the cache than should have: another measurement.
+        """
+        raise EngineError(f"{self.variant.name}: the engine cannot score over a cached prefix")
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """Continue token ids, with the top-K list at each generated token: what the decode path computes."""
+        raise EngineError(f"{self.variant.name}: the engine gives no top-K lists with what it generates")
+
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        """Answer a conversation through the engine's chat route; `Completion.message` is what to pass back.
+
+        Raises:
+            EngineError: no answer, or one that ended without a reason.
+        """
+        raise EngineError(f"{self.variant.name}: the engine has no chat route")

@@ -70,11 +70,36 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call (OpenAI's `tools`)."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON Schema of the arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call that the model made, as it came back."""
+
+    id: str
+    name: str
+    arguments: str
+    """As written by the model: JSON if it kept to the format. Hostile until parsed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One message of a conversation."""
 
     role: str
     content: str
+    reasoning: str = ""
+    """What the engine's reasoning parser kept apart from the content."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    """Of a `tool` message: the call that it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +109,7 @@ class Sample:
     id: str
     prompt: str = ""
     messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
     choices: tuple[str, ...] = ()
     target: str = ""
     cluster: str = ""
@@ -103,6 +129,8 @@ class Completion:
     completion_tokens: int = 0
     finish: str = ""
     """`stop`, `length`, `tool_calls`, `abort`; empty where nothing was generated (scoring)."""
+    message: Message | None = None
+    """Of a chat: the answer as it is passed back in the next turn, with tool calls and reasoning; else None."""
     seconds: float = 0.0
     retries: int = 0
 
