@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ TOKENIZERS = ("tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt", "
 TOKENIZING = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")
 """Parts of a tokenizer.json that decide about ids."""
 LARGEST_HEADER = 256 * 2**20
+WIDTHS: Mapping[str, int] = {"BF16": 2, "F16": 2, "F32": 4}
+"""Bytes an element, of the dtypes that hold plain numbers."""
 
 
 class CheckpointError(Exception):
@@ -68,17 +71,27 @@ class Checkpoint:
         return NAMES.get(most, most.lower())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Where one tensor lies."""
+
+    file: Path
+    dtype: str
+    """As safetensors names it."""
+    shape: tuple[int, ...]
+    start: int
+    """Offset of its first byte in the file."""
+    size: int
+    """In bytes."""
+
+
 def read(folder: Path) -> Checkpoint:
     """Read the headers.
 
     Raises:
         CheckpointError: no folder, no config.json, no safetensors files, or a file that is none.
     """
-    if not folder.is_dir():
-        raise CheckpointError("no such folder")
-    config = _json(folder / "config.json")
-    if not config:
-        raise CheckpointError("it has no config.json")
+    config = config_of(folder)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError("it has no safetensors files")
@@ -97,21 +110,78 @@ def read(folder: Path) -> Checkpoint:
         quantization=_quantization(folder, config),
         vocabulary=int(config.get("vocab_size") or _text(config).get("vocab_size") or 0),
         digest=digest.hexdigest()[:16],
-        tokenizer_digest=_tokenizer(folder),
+        tokenizer_digest=tokenizer(folder),
         template_digest=template(folder),
-        sampling_defaults=digest_of(_json(folder / "generation_config.json", drop=("transformers_version",))),
+        sampling_defaults=digest_of(json_object(folder / "generation_config.json", drop=("transformers_version",))),
     )
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Its config.json. Raises CheckpointError: no folder, or none in it."""
+    if not folder.is_dir():
+        raise CheckpointError("no such folder")
+    config = json_object(folder / "config.json")
+    if not config:
+        raise CheckpointError("it has no config.json")
+    return config
+
+
+def stored(folder: Path) -> dict[str, Stored]:
+    """Every tensor that the model is made of, by name.
+
+    An index says which files belong to it; without one it is model.safetensors, or else all there are.
+
+    Raises:
+        CheckpointError: no safetensors files, one that the index names is missing or cut, or a tensor is there twice.
+    """
+    found: dict[str, Stored] = {}
+    for path in _shards(folder):
+        header, size = _header(path, hashlib.sha256())
+        ends = max((tensor["data_offsets"][1] for _, tensor in _tensors(header, path)), default=0)
+        for name, tensor in _tensors(header, path):
+            if name in found:
+                raise CheckpointError(f"`{name}` is both in {found[name].file.name} and in {path.name}")
+            found[name] = _stored(tensor, path, size - ends, name)
+    return found
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = json_object(folder / "model.safetensors.index.json").get("weight_map")
+    if isinstance(index, dict):
+        names = sorted({Path(str(name)).name for name in index.values()})
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise CheckpointError(f"{missing[0]}, which its index names, is not there")
+        return [folder / name for name in names]
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError("it has no safetensors files")
+    return files
+
+
+def _stored(tensor: Mapping[str, Any], path: Path, data: int, name: str) -> Stored:
+    """`data`: where in the file the tensors begin."""
+    dtype, (start, end) = str(tensor["dtype"]), tensor["data_offsets"]
+    shape = tuple(int(side) for side in tensor.get("shape") or ())
+    if dtype in WIDTHS and math.prod(shape) * WIDTHS[dtype] != end - start:
+        raise CheckpointError(f"{path.name}: `{name}` takes {end - start} bytes, which is not its shape {shape}")
+    return Stored(file=path, dtype=dtype, shape=shape, start=data + start, size=end - start)
 
 
 def template(folder: Path) -> str:
     """Digest of the chat template, wherever the checkpoint keeps it; empty: it has none."""
+    return digest_of(template_of(folder))
+
+
+def template_of(folder: Path) -> Any:
+    """The chat template, wherever the checkpoint keeps it: a text, or a list of named ones; None: it has none."""
     path = folder / "chat_template.jinja"
     text = path.read_text("utf-8") if path.is_file() else None
     if text is None:
-        text = _json(folder / "chat_template.json").get("chat_template")
+        text = json_object(folder / "chat_template.json").get("chat_template")
     if text is None:
-        text = _json(folder / "tokenizer_config.json").get("chat_template")
-    return digest_of(text)
+        text = json_object(folder / "tokenizer_config.json").get("chat_template")
+    return text
 
 
 def _header(path: Path, digest: Any) -> tuple[dict[str, Any], int]:
@@ -148,7 +218,7 @@ def _tensors(header: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]
 def _quantization(folder: Path, config: Mapping[str, Any]) -> str:
     """Dtype that the quantization_config claims, in one word."""
     found = config.get("quantization_config") or _text(config).get("quantization_config")
-    found = found or _json(folder / "hf_quant_config.json").get("quantization")
+    found = found or json_object(folder / "hf_quant_config.json").get("quantization")
     if not isinstance(found, dict):
         return ""
     method = str(found.get("quant_algo") or found.get("quant_method") or "").lower()
@@ -167,9 +237,9 @@ def _scheme(weights: Mapping[str, Any]) -> str:
     return {8: "fp8", 4: "nvfp4"}.get(bits or 0, "") if kind == "float" else ""
 
 
-def _tokenizer(folder: Path) -> str:
+def tokenizer(folder: Path) -> str:
     """Digest of what turns text into ids; not of tokenizer_config.json, which every tool writes anew."""
-    whole = _json(folder / "tokenizer.json")
+    whole = json_object(folder / "tokenizer.json")
     if found := {key: whole[key] for key in TOKENIZING if key in whole}:
         model = found.get("model") or {}
         if merges := model.get("merges"):  # two spellings of one thing
@@ -185,7 +255,7 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, dict) else {}
 
 
-def _json(path: Path, drop: tuple[str, ...] = ()) -> dict[str, Any]:
+def json_object(path: Path, drop: tuple[str, ...] = ()) -> dict[str, Any]:
     """An object from a file; empty where there is none."""
     try:
         found = json.loads(path.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""`python -m evalrig.refengine --model FILE.gguf`: loads a model and serves it until SIGTERM."""
+"""`python -m evalrig.refengine --model MODEL` (a GGUF file, or a folder of safetensors): loads a model and serves it until SIGTERM."""
 
 import argparse
 import asyncio
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m evalrig.refengine", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--model", type=Path, required=True, metavar="FILE.gguf")
+    parser.add_argument("--model", type=Path, required=True, help="a GGUF file, or a safetensors folder")
     parser.add_argument("--weights", choices=("bf16", "fp8", "int4", "int4-asym", "f32"), default="bf16")
     parser.add_argument("--kv-cache", choices=("bf16", "fp8_e4m3", "f32"), default="bf16")
     parser.add_argument(

@@ -11,6 +11,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from evalrig.errors import UsageError
 
+NO_TEMPLATE = "{{ raise_exception('this model has no chat template') }}"
+
 
 class ChatTemplateError(Exception):
     """The template refused the messages, or failed on them: the request's fault, not the server's."""

@@ -11,15 +11,16 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from evalrig.errors import UsageError
+from evalrig.refengine.architecture import FAMILIES
 from evalrig.refengine.cache import BLOCK, PAGE, PagedCache
 from evalrig.refengine.chat_template import ChatTemplate
 from evalrig.refengine.exactness import batch_invariant
 from evalrig.refengine.formats import KV_FORMATS, WEIGHT_FORMATS, KvFormat
-from evalrig.refengine.gguf_file import GgufFile, open_gguf
 from evalrig.refengine.kv_scales import PER_HEAD, per_head_scales
-from evalrig.refengine.model import Architecture, Model, load_model, read_architecture
+from evalrig.refengine.model import Architecture, Model, load_model
 from evalrig.refengine.requests import Limits
 from evalrig.refengine.scheduler import Scheduler
+from evalrig.refengine.source import Source, open_source
 from evalrig.refengine.step import Stepper
 from evalrig.refengine.tokenizer import Tokenizer
 
@@ -52,7 +53,7 @@ class Engine:
     """A loaded, running engine."""
 
     settings: Settings
-    file: GgufFile
+    source: Source
     model: Model
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -65,8 +66,9 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """The served model's name: the file's, without its ending."""
-        return self.settings.model.stem
+        """The served model's name: the folder's, or the file's without its ending."""
+        path = self.settings.model.absolute()
+        return path.name if path.is_dir() else path.stem
 
     def gauges(self) -> dict[str, float]:
         """The engine's present state, under SGLang's metric names."""
@@ -101,7 +103,7 @@ class Engine:
             "model_path": str(settings.model),
             "served_model_name": self.name,
             "tokenizer_path": str(settings.model),
-            "model_sha256": self.file.sha256,
+            "model_sha256": self.source.sha256,
             "architecture": shape.family,
             "weights": settings.weights,
             "quantization_recipe": WEIGHT_FORMATS[settings.weights].recipe,
@@ -152,14 +154,14 @@ class Engine:
             "is_generation": True,
             "preferred_sampling_params": None,
             "weight_version": "default",
-            "load_format": "gguf",
+            "load_format": self.source.layout,
             "reasoning_parser": None,
             "tool_call_parser": None,
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
             "model_type": self.model.architecture.family,
-            "architectures": ["LlamaForCausalLM"],
+            "architectures": [FAMILIES[self.model.architecture.family].model_class],
         }
 
 
@@ -167,8 +169,8 @@ def start_engine(settings: Settings) -> Engine:
     """Loads the model, checks exactness and starts the compute thread. UsageError says what in `settings` cannot be
     had."""
     began = time.perf_counter()
-    file = open_gguf(settings.model)
-    shape, kv_format = read_architecture(file), KV_FORMATS[settings.kv_cache]
+    source = open_source(settings.model)
+    shape, kv_format = source.architecture(), KV_FORMATS[settings.kv_cache]
     pages = settings.pool_bytes // (PAGE * _bytes_per_token(shape, kv_format))
     if pages < 1:
         raise UsageError(
@@ -177,7 +179,7 @@ def start_engine(settings: Settings) -> Engine:
     if settings.chunk < BLOCK or settings.max_running < 1:
         raise UsageError(f"--chunk must be at least {BLOCK} and --max-running at least 1")
     context = _context(settings, shape, pages)
-    model, tokenizer = load_model(file, WEIGHT_FORMATS[settings.weights]), Tokenizer(file)
+    model, tokenizer = load_model(source, WEIGHT_FORMATS[settings.weights]), source.tokenizer()
     cache = PagedCache(shape, kv_format, pages=pages, rows=settings.max_running, context=context)
     cache.scales[:] = per_head_scales(model, tokenizer) if settings.kv_scale is None else settings.kv_scale
     holds = _self_check(cache, model, exact=settings.exact)
@@ -187,10 +189,10 @@ def start_engine(settings: Settings) -> Engine:
     scheduler.start()
     return Engine(
         settings=settings,
-        file=file,
+        source=source,
         model=model,
         tokenizer=tokenizer,
-        template=_template(file, tokenizer),
+        template=source.template(),
         cache=cache,
         scheduler=scheduler,
         limits=Limits(tokenizer=tokenizer, context=context, pages=pages),
@@ -217,18 +219,6 @@ def _context(settings: Settings, shape: Architecture, pages: int) -> int:
 
 def _bytes_per_token(shape: Architecture, kv_format: KvFormat) -> int:
     return shape.kv_values * kv_format.value_bytes
-
-
-def _template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate:
-    source = str(
-        file.metadata.get("tokenizer.chat_template", "{{ raise_exception('this model has no chat template') }}")
-    )
-    special = {
-        f"{kind}_token": tokenizer.token(int(file.metadata[f"tokenizer.ggml.{kind}_token_id"]))
-        for kind in ("bos", "eos")
-        if f"tokenizer.ggml.{kind}_token_id" in file.metadata
-    }
-    return ChatTemplate(source, special_tokens=special)
 
 
 def _version() -> str:

@@ -71,7 +71,10 @@ class Stepper:
         self._model, self._cache = model, cache
         self._epsilon = np.float32(shape.norm_epsilon)
         self._scale = np.float32(shape.head_dim**-0.5)
-        angles = np.arange(context)[:, None] / shape.rope_base ** (np.arange(0, shape.head_dim, 2) / shape.head_dim)
+        periods = shape.rope.base ** (np.arange(0, shape.head_dim, 2) / shape.head_dim)
+        if shape.rope.divisors:
+            periods = periods * np.asarray(shape.rope.divisors)
+        angles = np.arange(context)[:, None] / periods
         self._cos: F32 = np.concatenate([np.cos(angles)] * 2, axis=1).astype(np.float32)[:, None]
         self._sin: F32 = np.concatenate([-np.sin(angles), np.sin(angles)], axis=1).astype(np.float32)[:, None]
         self._future: F32 = np.triu(np.full((BLOCK, BLOCK), -np.inf, np.float32), 1)
@@ -131,7 +134,12 @@ class Stepper:
         shape, rows = self._model.architecture, len(plan.tokens)
         rotated = (shape.heads + shape.kv_heads) * shape.head_dim
         projected = self._normalise(hidden, layer.attention_norm) @ layer.qkv
-        both = self._rotate(projected[:rows, :rotated].reshape(rows, -1, shape.head_dim), plan.positions)
+        if layer.qkv_bias is not None:
+            projected += layer.qkv_bias
+        both = projected[:rows, :rotated].reshape(rows, -1, shape.head_dim)
+        if layer.head_norms is not None:
+            both = self._normalise(both, layer.head_norms)
+        both = self._rotate(both, plan.positions)
         queries = both[:, : shape.heads] * self._scale
         values = projected[:rows, rotated:].reshape(rows, shape.kv_heads, shape.head_dim)
         self._cache.write(index, plan.slots, both[:, shape.heads :], values)

@@ -1,60 +1,36 @@
-"""Text to token ids and back, by the `tokenizers` library, built from a GGUF file's metadata."""
+"""Text to token ids and back, by the `tokenizers` library: a byte-level BPE vocabulary, wherever it was read from."""
 
 import codecs
-import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-import msgspec
-from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers.models import BPE
-
-from evalrig.errors import UsageError
-from evalrig.refengine.gguf_file import GgufFile
-
-_CONTROL, _USER_DEFINED = 3, 4
-"""`tokenizer.ggml.token_type`: a token that steers the model, and one the model's authors added; both are found in text
-before BPE."""
 
 
-def _smollm() -> Any:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What the tokens are."""
 
-
-PRE_TOKENIZERS = {"smollm": _smollm}
-"""By `tokenizer.ggml.pre`: how text is split before the byte-pair merges."""
+    tokens: Sequence[str]
+    """As stored, by id; empty where no token has the id."""
+    special: frozenset[int]
+    """Ids of control tokens: left out of decoded text unless asked for."""
+    written_out: frozenset[int]
+    """Ids that stand for their own text rather than for GPT-2's letters of bytes."""
+    end_ids: tuple[int, ...]
+    """Ids that end an answer."""
+    sha256: str
+    """Digest over everything that decides ids."""
 
 
 class Tokenizer:
     """A byte-level BPE vocabulary."""
 
-    def __init__(self, file: GgufFile) -> None:
-        """Reads the vocabulary. UsageError for a kind of tokenizer that this engine does not build."""
-        kind, pre = str(file.require("tokenizer.ggml.model")), str(file.metadata.get("tokenizer.ggml.pre", "default"))
-        if kind != "gpt2" or pre not in PRE_TOKENIZERS:
-            known = ", ".join(f"gpt2/{name}" for name in PRE_TOKENIZERS)
-            raise UsageError(f"{file.path}: tokenizer {kind}/{pre} is not supported; refengine builds {known}")
-        tokens, merges = list(file.require("tokenizer.ggml.tokens")), list(file.require("tokenizer.ggml.merges"))
-        types = [int(value) for value in file.require("tokenizer.ggml.token_type")]
-        self.special = frozenset(index for index, value in enumerate(types) if value == _CONTROL)
-        """Ids of control tokens: left out of decoded text unless asked for."""
-        self.end_ids = _end_ids(file, tokens)
-        """Ids that end an answer."""
-        self.add_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", False))
-        self.bos_id = int(file.metadata.get("tokenizer.ggml.bos_token_id", 0))
-        self.sha256 = hashlib.sha256(msgspec.json.encode([kind, pre, tokens, types, merges, self.add_bos])).hexdigest()
-        """Digest over everything that decides ids."""
-        self._tokens = tokens
-        self._fast = _build(tokens, types, [tuple(merge.split(" ")) for merge in merges], pre)
-        self._bytes = [
-            _token_bytes(token, value in (_CONTROL, _USER_DEFINED)) for token, value in zip(tokens, types, strict=True)
-        ]
+    def __init__(self, vocabulary: Vocabulary, fast: FastTokenizer, bos: int | None = None) -> None:
+        """`bos` goes before every text, where `fast` does not add one itself."""
+        self.special, self.end_ids, self.sha256 = vocabulary.special, vocabulary.end_ids, vocabulary.sha256
+        self._tokens, self._fast, self._bos = vocabulary.tokens, fast, bos
+        self._bytes = [_token_bytes(token, i in vocabulary.written_out) for i, token in enumerate(vocabulary.tokens)]
 
     @property
     def size(self) -> int:
@@ -64,8 +40,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written out in it are recognised. `add_special`: a BOS if the model wants
         one."""
-        ids = self._fast.encode(text, add_special_tokens=False).ids
-        return [self.bos_id, *ids] if add_special and self.add_bos else ids
+        ids = self._fast.encode(text, add_special_tokens=add_special).ids
+        return [self._bos, *ids] if add_special and self._bos is not None else ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; ids outside the vocabulary give nothing, bytes that are no UTF-8 give U+FFFD."""
@@ -98,24 +74,6 @@ class TextStream:
     def finish(self) -> str:
         """What is left: a U+FFFD for a character that was never completed."""
         return self._decoder.decode(b"", final=True)
-
-
-def _end_ids(file: GgufFile, tokens: Sequence[str]) -> tuple[int, ...]:
-    named = [file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    return tuple(dict.fromkeys(int(i) for i in named if i is not None and 0 <= int(i) < len(tokens)))
-
-
-def _build(tokens: Sequence[str], types: Sequence[int], merges: list[Any], pre: str) -> FastTokenizer:
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    fast = FastTokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=False))
-    fast.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    fast.decoder = decoders.ByteLevel()
-    for token, kind in zip(tokens, types, strict=True):
-        if kind == _CONTROL:
-            fast.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif kind == _USER_DEFINED:
-            fast.add_tokens([AddedToken(token, normalized=False)])
-    return fast
 
 
 def _byte_alphabet() -> dict[str, int]:

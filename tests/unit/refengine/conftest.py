@@ -9,9 +9,9 @@ from threadpoolctl import threadpool_limits
 
 from evalrig.content import cache_dir
 from evalrig.refengine.engine import Engine, Settings, start_engine
-from evalrig.refengine.gguf_file import GgufFile
 from evalrig.refengine.model import Model
 from evalrig.refengine.server import create_app
+from evalrig.refengine.source import Source
 from evalrig.refengine.tokenizer import Tokenizer
 
 DATA = Path(__file__).parent / "data"
@@ -39,8 +39,8 @@ def engine(model_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def file(engine: Engine) -> GgufFile:
-    return engine.file
+def source(engine: Engine) -> Source:
+    return engine.source
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalrig.refengine.architecture import Architecture, Rope
 from evalrig.refengine.cache import PAGE, CachedSequence, OutOfPages, PagedCache, PageTagError, pages_for
 from evalrig.refengine.formats import KV_FORMATS
-from evalrig.refengine.model import Architecture
 
 TINY = Architecture(
     family="llama",
@@ -20,7 +20,7 @@ TINY = Architecture(
     head_dim=4,
     vocabulary=16,
     context=256,
-    rope_base=1e4,
+    rope=Rope(base=1e4),
     norm_epsilon=1e-5,
 )
 

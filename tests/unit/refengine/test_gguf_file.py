@@ -9,8 +9,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 
 from evalrig.errors import UsageError
 from evalrig.refengine.gguf_file import open_gguf, undo_rotary_permutation
-from evalrig.refengine.model import read_architecture
-from evalrig.refengine.tokenizer import Tokenizer
+from evalrig.refengine.gguf_source import GgufSource
+from evalrig.refengine.gguf_tokenizer import gguf_tokenizer
 
 
 def write(path: Path, change: Callable[[GGUFWriter], None] | None = None, *, arch: str = "llama") -> Path:
@@ -55,40 +55,44 @@ def test_a_cut_file(tmp_path: Path, model_path: Path, share: float) -> None:
 
 def test_another_architecture(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'mamba' is not supported"):
-        read_architecture(open_gguf(write(tmp_path / "m.gguf", arch="mamba")))
+        GgufSource(file=open_gguf(write(tmp_path / "m.gguf", arch="mamba"))).architecture()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda writer: writer.add_expert_count(8), "experts"),
+        (lambda writer: writer.add_expert_count(8), r"llama\.expert_count is 8: not supported"),
         (lambda writer: writer.add_rope_dimension_count(16), "partial rotary"),
-        (lambda writer: writer.add_string("llama.rope.scaling.type", "yarn"), "rotary scaling"),
+        (lambda writer: writer.add_string("llama.rope.scaling.type", "yarn"), "rotary scaling 'yarn' .* linear"),
+        (lambda writer: writer.add_sliding_window(64), r"llama\.attention\.sliding_window is 64"),
+        (lambda writer: writer.add_head_count_kv([1, 2]), "head_count_kv is not one whole number"),
+        (lambda writer: writer.add_head_count_kv(3), "2 query heads do not share 3 key heads"),
+        (lambda writer: writer.add_float32("llama.attention.scale", 0.5), r"llama\.attention\.scale is 0\.5"),
     ],
 )
 def test_a_variation_that_is_not_computed(tmp_path: Path, change: Callable[[GGUFWriter], None], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        read_architecture(open_gguf(write(tmp_path / "m.gguf", change)))
+        GgufSource(file=open_gguf(write(tmp_path / "m.gguf", change))).architecture()
 
 
 def test_a_missing_key_and_tensor_are_named(tmp_path: Path) -> None:
     file = open_gguf(write(tmp_path / "m.gguf"))
     with pytest.raises(UsageError, match=r"tokenizer\.ggml\.model"):
-        Tokenizer(file)
+        gguf_tokenizer(file)
     with pytest.raises(UsageError, match=r"token_embd\.weight"):
         file.tensor("token_embd.weight")
 
 
 def test_another_tensor_type(tmp_path: Path) -> None:
     def add(writer: GGUFWriter) -> None:
-        raw = np.zeros((1, 144), np.uint8)
-        writer.add_tensor("t", raw, raw_dtype=GGMLQuantizationType.Q4_K)
+        raw = np.zeros((1, 54), np.uint8)
+        writer.add_tensor("t", raw, raw_dtype=GGMLQuantizationType.TQ1_0)
 
-    with pytest.raises(UsageError, match="Q4_K"):
+    with pytest.raises(UsageError, match=r"tensor t is TQ1_0; this engine reads F32, .*Q2_K, "):
         open_gguf(write(tmp_path / "m.gguf", add))
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_every_readable_type_comes_back(tmp_path: Path, kind: str) -> None:
     weight = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     stored = quants.quantize(weight, GGMLQuantizationType[kind])

@@ -8,9 +8,9 @@ import pytest
 from evalrig.refengine.arrays import F32, F64
 from evalrig.refengine.cache import PagedCache
 from evalrig.refengine.formats import KV_FORMATS, WEIGHT_FORMATS
-from evalrig.refengine.gguf_file import GgufFile
 from evalrig.refengine.kv_scales import per_head_scales
 from evalrig.refengine.model import Model, load_model
+from evalrig.refengine.source import Source
 from evalrig.refengine.step import Slice, Stepper
 from evalrig.refengine.tokenizer import Tokenizer
 
@@ -83,5 +83,5 @@ def test_a_scale_far_too_large_is_seen(model: Model, reference: F64) -> None:
 @pytest.mark.parametrize(
     ("weights", "low", "high"), [("fp8", 8e-3, 2.5e-2), ("int4", 0.25, 0.45), ("int4-asym", 0.0, 1e-3)]
 )
-def test_weight_formats(file: GgufFile, reference: F64, weights: str, low: float, high: float) -> None:
-    assert low < kl(reference, logprobs(load_model(file, WEIGHT_FORMATS[weights]), "f32")) < high
+def test_weight_formats(source: Source, reference: F64, weights: str, low: float, high: float) -> None:
+    assert low < kl(reference, logprobs(load_model(source, WEIGHT_FORMATS[weights]), "f32")) < high
