@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalrig import fetch
+from evalrig import checkpoint, fetch
 from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.process import Process
+from evalrig.refengine.architecture import family_of
 from evalrig.sglang_wire import Client
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
 
@@ -59,10 +60,8 @@ class Refengine(Engine):
             raise UsageError(f"{where}.args.quantize: no format {options.quantize!r}; known: {', '.join(WEIGHTS)}")
         if options.kv_cache not in KV_CACHES:
             raise UsageError(f"{where}.args.kv_cache: no format {options.kv_cache!r}; known: {', '.join(KV_CACHES)}")
-        if not cls.content(variant) and not Path(variant.weights).expanduser().is_file():
-            raise UsageError(
-                f"{where}.weights: no model file {variant.weights!r}; give a GGUF file, or one of: {', '.join(_models())}"
-            )
+        if not cls.content(variant):
+            _look(Path(variant.weights).expanduser(), f"{where}.weights")
 
     async def start(self) -> None:
         """Start the server on a port the system chooses, and wait for it."""
@@ -151,6 +150,22 @@ class Refengine(Engine):
 def _words(value: Any) -> Any:
     """A group of settings as one readable line."""
     return ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, dict) else value
+
+
+def _look(path: Path, where: str) -> None:
+    """UsageError, led by `where`: no GGUF file and no folder of safetensors whose family refengine runs."""
+    wanted = f"give a GGUF file, a safetensors folder, or one of: {', '.join(_models())}"
+    if path.is_dir():
+        try:
+            config = checkpoint.config_of(path)
+            checkpoint.stored(path)
+        except checkpoint.CheckpointError as error:
+            raise UsageError(f"{where}: the folder {str(path)!r} is no checkpoint: {error}; {wanted}") from error
+        family_of(str(config.get("model_type")), f"{where}: {path}")
+    elif not path.is_file():
+        raise UsageError(f"{where}: no model {str(path)!r}; {wanted}")
+    elif path.suffix == ".safetensors":
+        raise UsageError(f"{where}: {str(path)!r} is one file of a checkpoint; give its folder")
 
 
 def _models() -> list[str]:

@@ -88,7 +88,7 @@ class FolderSource:
             vocabulary=self._count("vocab_size"),
             context=self._count("max_position_embeddings"),
             rope=self._rope(head_dim),
-            norm_epsilon=self._number(self.config, "rms_norm_eps"),
+            norm_epsilon=_single(self._number(self.config, "rms_norm_eps")),
         )
         check_numbers(found, self._where)
         return found
@@ -150,7 +150,7 @@ class FolderSource:
         scaling = self._scaling()
         kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
         parameters: Mapping[str, Any] = self.config.get("rope_parameters") or {}
-        base = float(parameters.get("rope_theta") or self.config.get("rope_theta") or 10000.0)
+        base = _single(parameters.get("rope_theta") or self.config.get("rope_theta") or 10000.0)
         if kind == "default":
             return Rope(base=base)
         if kind == "linear":
@@ -164,6 +164,11 @@ class FolderSource:
         periods = [2 * math.pi * base ** (i / head_dim) for i in range(0, head_dim, 2)]
         divisors = [_llama3(factor, low, high, original / period) for period in periods]
         return Rope(base=base, divisors=tuple(np.array(divisors, np.float32).tolist()))
+
+
+def _single(value: float) -> float:
+    """As GGUF stores it and as other engines compute with it: float32."""
+    return float(np.float32(value))
 
 
 def _llama3(factor: float, low: float, high: float, turns: float) -> float:

@@ -42,8 +42,8 @@ MISTAKES = {
                          "toy.yaml: suites.piqa.kind: no suite `piqua`; did you mean `piqa`?"),
     "an unknown engine": (["run", "toy.yaml", "engine.kind=refengin"],
                           "toy.yaml: engine.kind: no engine `refengin`; did you mean `refengine`?"),
-    "a missing model": (["show", "own.yaml"], "own.yaml: reference.weights: no model file '/no/m.gguf'; give a GGUF file, or "
-                        "one of: smollm2-135m-instruct"),
+    "a missing model": (["show", "own.yaml"], "own.yaml: reference.weights: no model '/no/m.gguf'; give a GGUF file, "
+                        "a safetensors folder, or one of: smollm2-135m-instruct"),
     "a bad override": (["run", "toy.yaml", "seed"], "'seed': not an override; write key=value, for example seed=3"),
     "not a run folder": (["judge", "."], ".: not a run folder (no plan.json); give the folder that `evalrig run` printed"),
     "nothing to resume": (["resume", "none"], "none: not a run folder (no plan.json); give the folder that `evalrig run` "

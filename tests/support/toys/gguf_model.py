@@ -15,7 +15,7 @@ def tiny_model(path: Path, seed: int = 0, add_bos: bool = False) -> Path:
     """Width 64, 4 heads over 2, 2 layers, 260 tokens: three special ones, every byte, and one merge."""
     rng = np.random.default_rng(seed)
     width, heads, kv_heads, hidden = 64, 4, 2, 96
-    words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *_bytes(), "he"]
+    words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), "he"]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_block_count(2)
@@ -64,7 +64,7 @@ def tiny_model(path: Path, seed: int = 0, add_bos: bool = False) -> Path:
     return path
 
 
-def _bytes() -> list[str]:
+def byte_letters() -> list[str]:
     """GPT-2's printable stand-in for each byte, in order."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
