@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,8 @@ from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
 
 WEIGHTS = ("bf16", "fp8", "int4", "int4-asym", "f32")
 KV_CACHES = ("bf16", "fp8_e4m3", "f32")
+TOOL_CALL_PARSERS = ("hermes",)
+REASONING_PARSERS = ("think",)
 
 
 @dataclass(kw_only=True)
@@ -33,6 +35,12 @@ class RefengineOptions:
     context_length: int = 2048
     exact: bool = True
     """Pad and cut so that results do not depend on the batch, where the BLAS kernel allows it."""
+    tool_call_parser: str | None = None
+    """Take tool calls out of chat answers: hermes (`<tool_call>` around JSON); none: they stay text."""
+    reasoning_parser: str | None = None
+    """Keep thinking apart in chat answers: think (`<think>...</think>`); none: it stays text."""
+    prefix_cache: bool = False
+    """Keep prompts for requests that begin alike. Off for scoring: numbers are the same, work and `cached_tokens` are not."""
 
 
 class Refengine(Engine):
@@ -49,6 +57,11 @@ class Refengine(Engine):
         self._info: dict[str, Any] = {}
 
     @classmethod
+    def able(cls, options: RefengineOptions) -> Capabilities:
+        """Tool calls only where a parser takes them out."""
+        return replace(cls.capabilities, tools=options.tool_call_parser is not None)
+
+    @classmethod
     def content(cls, variant: Variant) -> tuple[str, ...]:
         """The model's card, where `weights` is the name of one."""
         return (variant.weights,) if variant.weights in fetch.cards() else ()
@@ -60,6 +73,13 @@ class Refengine(Engine):
             raise UsageError(f"{where}.args.quantize: no format {options.quantize!r}; known: {', '.join(WEIGHTS)}")
         if options.kv_cache not in KV_CACHES:
             raise UsageError(f"{where}.args.kv_cache: no format {options.kv_cache!r}; known: {', '.join(KV_CACHES)}")
+        parsers = {
+            "tool_call_parser": (options.tool_call_parser, TOOL_CALL_PARSERS),
+            "reasoning_parser": (options.reasoning_parser, REASONING_PARSERS),
+        }
+        for key, (chosen, known) in parsers.items():
+            if chosen is not None and chosen not in known:
+                raise UsageError(f"{where}.args.{key}: no parser {chosen!r}; known: {', '.join(known)}")
         if not cls.content(variant):
             _look(Path(variant.weights).expanduser(), f"{where}.weights")
 
@@ -77,6 +97,9 @@ class Refengine(Engine):
         argv += ["--port-file", str(port_file), "--weights", o.quantize, "--kv-cache", o.kv_cache]
         argv += ["--kv-scale", str(o.kv_scale), "--kv-pool-bytes", str(o.kv_pool_mb << 20)]
         argv += ["--context-length", str(o.context_length), *([] if o.exact else ["--no-exact"])]
+        argv += [] if o.tool_call_parser is None else ["--tool-call-parser", o.tool_call_parser]
+        argv += [] if o.reasoning_parser is None else ["--reasoning-parser", o.reasoning_parser]
+        argv += ["--prefix-cache"] if o.prefix_cache else []
         await self._process.start(argv)
 
         async def ready() -> bool:
@@ -114,6 +137,7 @@ class Refengine(Engine):
         """From `/server_info`."""
         info = self._info
         flags = ("kv_scale", "quantization_recipe", "context_length", "page_size", "exact", "blas", "numpy_version")
+        flags += ("tool_call_parser", "reasoning_parser", "disable_radix_cache")
         return Fingerprint(
             engine="refengine",
             version=str(info["version"]),

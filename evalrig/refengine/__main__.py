@@ -60,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-exact", action="store_true", help="do not pad matrix products to a fixed multiple of rows"
     )
+    parser.add_argument(
+        "--prefix-cache", action="store_true", help="keep prompts for requests that begin alike (off for scoring)"
+    )
+    parser.add_argument("--tool-call-parser", choices=("hermes",), help="take tool calls out of chat answers")
+    parser.add_argument("--reasoning-parser", choices=("think",), help="keep thinking apart in chat answers")
     parser.add_argument("--threads", type=int, default=1, help="BLAS threads (1)")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=30000, help="0: the system chooses (30000)")
@@ -120,7 +125,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _settings(options: argparse.Namespace) -> "Settings":
-    from evalrig.refengine.engine import DEFAULT_POOL_BYTES, Settings
+    from evalrig.refengine.engine import DEFAULT_POOL_BYTES, Settings, Switches
 
     return Settings(
         model=options.model,
@@ -131,7 +136,12 @@ def _settings(options: argparse.Namespace) -> "Settings":
         context=options.context_length,
         max_running=options.max_running,
         chunk=options.chunk,
-        exact=not options.no_exact,
+        switches=Switches(
+            exact=not options.no_exact,
+            prefix_cache=options.prefix_cache,
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
+        ),
     )
 
 

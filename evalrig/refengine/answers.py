@@ -44,8 +44,8 @@ def meta_info(job: Job, update: Update, form: AnswerForm, tokenizer: Tokenizer) 
     found |= {
         "reasoning_tokens": 0,
         "completion_tokens": update.count,
-        "cached_tokens": 0,
-        "cached_tokens_details": None,
+        "cached_tokens": job.cached,
+        "cached_tokens_details": {"device": job.cached, "host": 0} if job.cached else None,
         "dp_rank": None,
         "response_sent_to_client_ts": time.time(),
     }

@@ -2,13 +2,14 @@
 every step."""
 
 from collections.abc import Sequence as Series
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from evalrig.refengine.arrays import F32, I32, I64
 from evalrig.refengine.formats import KvFormat
 from evalrig.refengine.model import Architecture
+from evalrig.refengine.prefix import Block, PrefixIndex
 
 PAGE = 16
 """Tokens a page."""
@@ -17,6 +18,7 @@ BLOCK = 4 * PAGE
 cut into chunks, and who else decodes, then cannot change a bit."""
 GROUP_TOKENS = 1024
 """Tokens gathered at a time for sequences that decode together: keys and values then stay in the processor's cache."""
+BLOCK_PAGES = BLOCK // PAGE
 NOBODY = -1
 _MOST_IDENTITIES = 2**31 - 1
 
@@ -39,9 +41,16 @@ class CachedSequence:
     row: int
     """Its line in the page table."""
     reserved: int
-    """Pages promised at admission."""
+    """Pages promised at admission, kept ones that it reads not counted."""
     length: int = 0
     """Tokens whose keys and values are in the cache."""
+    blocks: tuple[Block, ...] = field(default=(), repr=False)
+    """Kept blocks that it begins with: read, never written."""
+
+    @property
+    def lent(self) -> int:
+        """Pages of `blocks`."""
+        return len(self.blocks) * BLOCK_PAGES
 
 
 def pages_for(tokens: int) -> int:
@@ -55,10 +64,15 @@ class PagedCache:
     A sequence's pages are reserved when it is opened and taken when it grows, so a running sequence never runs out.
     Each page's tag is (owner, generation); the generation counts how often the page was handed out, so that a stale
     table entry is caught even if the page went back to the same owner.
+
+    With a prefix index, whole blocks of a closed sequence's prompt are kept for later sequences that begin with the
+    same tokens. A kept page gets an owner of its own, so that two of them cannot stand in for each other. Reuse ends on
+    a BLOCK: the rest of the prompt is then computed in the very pieces it would be computed in without it.
     """
 
     def __init__(self, architecture: Architecture, kv_format: KvFormat, *, pages: int, rows: int, context: int) -> None:
-        """A pool of `pages` pages for at most `rows` sequences of at most `context` tokens."""
+        """A pool of `pages` pages for at most `rows` sequences of at most `context` tokens; keeps no prefix until
+        `keep_prefixes`."""
         shape = (PAGE, architecture.kv_heads, architecture.head_dim)
         columns = pages_for(-(-context // BLOCK) * BLOCK)
         self.format = kv_format
@@ -79,43 +93,136 @@ class PagedCache:
         self._free = list(range(pages))[::-1]
         self._rows = list(range(rows))[::-1]
         self._reserved = 0
+        self._kept = 0
         self._identity = 0
+        self._prefixes: PrefixIndex | None = None
+
+    def keep_prefixes(self) -> None:
+        """From now on prompts are kept."""
+        self._prefixes = PrefixIndex(BLOCK)
 
     @property
     def used_pages(self) -> int:
-        """Pages that hold tokens now."""
-        return self.pages - len(self._free)
+        """Pages that hold tokens of open sequences now."""
+        return self.pages - len(self._free) - self.idle_pages
+
+    @property
+    def idle_pages(self) -> int:
+        """Pages that are kept for later and read by nobody now."""
+        return 0 if self._prefixes is None else len(self._prefixes.idle) * BLOCK_PAGES
 
     @property
     def reserved_pages(self) -> int:
         """Pages promised to open sequences, whether used yet or not."""
         return self._reserved
 
-    def open(self, tokens: int) -> CachedSequence:
-        """A new sequence that may grow to `tokens` tokens. OutOfPages when pages or rows are lacking now."""
-        need = pages_for(tokens)
-        if not self._rows or self._reserved + need > self.pages or need > len(self._columns):
+    def open(self, tokens: int, known: Series[int] = ()) -> CachedSequence:
+        """A new sequence that may grow to `tokens` tokens. OutOfPages when pages or rows are lacking now.
+
+        `known`: tokens it begins with. As many of them as are kept are in it from the start: `length` says how many.
+        """
+        blocks = () if self._prefixes is None else self._prefixes.match(known)
+        need = pages_for(tokens) - len(blocks) * BLOCK_PAGES
+        for block in blocks:
+            block.users += 1
+        if not self._rows or pages_for(tokens) > len(self._columns) or not self._make_room(need):
+            self._release(blocks)
             raise OutOfPages(f"{need} pages asked for, {self.pages - self._reserved} of {self.pages} not promised")
         self._reserved += need
-        self._identity = self._identity % _MOST_IDENTITIES + 1
-        return CachedSequence(identity=self._identity, row=self._rows.pop(), reserved=need)
+        sequence = CachedSequence(identity=self._next_identity(), row=self._rows.pop(), reserved=need, blocks=blocks)
+        for index, block in enumerate(blocks):
+            columns = slice(index * BLOCK_PAGES, (index + 1) * BLOCK_PAGES)
+            self._table[sequence.row, columns] = block.pages
+            self._expected[sequence.row, columns] = block.tags
+        sequence.length = len(blocks) * BLOCK
+        return sequence
 
-    def close(self, sequence: CachedSequence) -> None:
-        """Gives the sequence's pages and its promise back."""
+    def _next_identity(self) -> int:
+        self._identity = self._identity % _MOST_IDENTITIES + 1
+        return self._identity
+
+    def _make_room(self, need: int) -> bool:
+        """Gives up idle kept blocks, the oldest first, until `need` pages can be promised."""
+        while self._reserved + self._kept + need > self.pages:
+            oldest = None if self._prefixes is None else self._prefixes.oldest()
+            if oldest is None:
+                return False
+            self._forget(oldest)
+        return True
+
+    def close(self, sequence: CachedSequence, prompt: Series[int] = ()) -> None:
+        """Gives the sequence's pages and its promise back. `prompt`: the tokens it began with, to be kept."""
+        if self._prefixes is not None:
+            self._keep(sequence, self._prefixes, prompt[: sequence.length])
         row = self._table[sequence.row]
-        held = row[row != self._nothing]
-        self.owner_and_generation[held, 0] = NOBODY
-        self._free.extend(held.tolist()[::-1])
+        own = row[sequence.lent :]
+        self._give_back(own[own != self._nothing])
         row[:] = self._nothing
         self._expected[sequence.row] = NOBODY
         self._rows.append(sequence.row)
         self._reserved -= sequence.reserved
         sequence.reserved = 0
+        self._release(sequence.blocks)
+        sequence.blocks = ()
+
+    def distrust(self, sequence: CachedSequence) -> None:
+        """Drops the kept blocks that a sequence reads: a step over them failed, and nobody shall meet them again."""
+        for block in sequence.blocks:
+            self._forget(block)
+
+    def forget_prefixes(self) -> None:
+        """Drops every kept block."""
+        for block in () if self._prefixes is None else self._prefixes.blocks:
+            self._forget(block)
+
+    def _keep(self, sequence: CachedSequence, index: PrefixIndex, prompt: Series[int]) -> None:
+        """Turns the sequence's own pages of whole blocks of `prompt` into kept ones, where no equal block is kept."""
+        before: Block | None = None
+        for place, ids in enumerate(index.cut(prompt)):
+            found = index.match_one(before, ids)
+            if found is None and place >= len(sequence.blocks):
+                found = self._take_over(sequence, before, ids, place)
+                index.add(found)
+            if found is None:
+                return  # a block it read was dropped while it ran
+            before = found
+
+    def _take_over(self, sequence: CachedSequence, before: Block | None, ids: bytes, place: int) -> Block:
+        columns = slice(place * BLOCK_PAGES, (place + 1) * BLOCK_PAGES)
+        pages = self._table[sequence.row, columns].copy()
+        for page in pages:
+            self.owner_and_generation[page, 0] = self._next_identity()
+            self.owner_and_generation[page, 1] += 1
+        self._table[sequence.row, columns] = self._nothing
+        self._kept += BLOCK_PAGES
+        key = (0 if before is None else before.identity, ids)
+        return Block(key=key, identity=self._identity, pages=pages, tags=self._tags[pages], before=before)
+
+    def _release(self, blocks: Series[Block]) -> None:
+        for block in blocks:
+            block.users -= 1
+            if not block.kept and not block.users:
+                self._free_block(block)
+
+    def _forget(self, block: Block) -> None:
+        assert self._prefixes is not None, "there are blocks"
+        gone = self._prefixes.remove(block)
+        for one in gone:
+            if not one.users:
+                self._free_block(one)
+
+    def _free_block(self, block: Block) -> None:
+        self._kept -= BLOCK_PAGES
+        self._give_back(block.pages)
+
+    def _give_back(self, pages: I64) -> None:
+        self.owner_and_generation[pages, 0] = NOBODY
+        self._free.extend(pages.tolist()[::-1])
 
     def grow(self, sequence: CachedSequence, tokens: int) -> None:
         """Takes pages so that the sequence can hold `tokens` tokens in all. OutOfPages beyond its promise."""
         first, end = pages_for(sequence.length), pages_for(tokens)
-        if end > sequence.reserved:
+        if end - sequence.lent > sequence.reserved:
             raise OutOfPages(f"sequence {sequence.identity} was promised {sequence.reserved} pages and asks for {end}")
         for column in range(first, end):
             if self._table[sequence.row, column] != self._nothing:

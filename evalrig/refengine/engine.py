@@ -3,7 +3,7 @@
 import importlib.metadata
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from evalrig.refengine.chat_template import ChatTemplate
 from evalrig.refengine.exactness import batch_invariant
 from evalrig.refengine.formats import KV_FORMATS, WEIGHT_FORMATS, KvFormat
 from evalrig.refengine.kv_scales import PER_HEAD, per_head_scales
+from evalrig.refengine.messages import ChatFormat
 from evalrig.refengine.model import Architecture, Model, load_model
 from evalrig.refengine.requests import Limits
 from evalrig.refengine.scheduler import Scheduler
@@ -26,6 +27,20 @@ from evalrig.refengine.tokenizer import Tokenizer
 
 DEFAULT_POOL_BYTES = 180 << 20
 """8192 tokens of a 135M model's BF16 cache; its FP8 cache holds 16384 tokens in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """Ways of the engine that are on or off."""
+
+    exact: bool = True
+    """Results do not depend on the batch, where the BLAS kernel allows it."""
+    prefix_cache: bool = False
+    """Prompts are kept for later requests that begin alike."""
+    tool_call_parser: str | None = None
+    """One of `tool_calls.PARSERS`; None: calls stay text."""
+    reasoning_parser: str | None = None
+    """One of `reasoning.PARSERS`; None: thinking stays text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +60,7 @@ class Settings:
     """Most requests in a step."""
     chunk: int = 256
     """Most tokens in a step."""
-    exact: bool = True
+    switches: Switches = field(default_factory=Switches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +85,16 @@ class Engine:
         path = self.settings.model.absolute()
         return path.name if path.is_dir() else path.stem
 
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How conversations become prompts, and answers messages."""
+        switches = self.settings.switches
+        return ChatFormat(
+            template=self.template,
+            tool_calls=switches.tool_call_parser is not None,
+            reasoning=switches.reasoning_parser is not None,
+        )
+
     def gauges(self) -> dict[str, float]:
         """The engine's present state, under SGLang's metric names."""
         load, counters = self.scheduler.load(), self.scheduler.counters
@@ -82,7 +107,7 @@ class Engine:
             "kv_available_tokens": capacity - used,
             "token_usage": used / capacity,
             "max_total_num_tokens": capacity,
-            "cache_hit_rate": 0.0,
+            "cache_hit_rate": counters.cached_tokens / max(1, counters.prompt_tokens),
             "gen_throughput": counters.generation_rate if load.running else 0.0,
             "weight_memory_usage_gb": self.model.weight_bytes / 1e9,
             "kv_cache_memory_usage_gb": capacity * self.kv_bytes_per_token / 1e9,
@@ -120,13 +145,16 @@ class Engine:
             "max_req_input_len": min(self.limits.context, capacity),
             "max_running_requests": settings.max_running,
             "chunked_prefill_size": settings.chunk,
-            "disable_radix_cache": True,
+            "disable_radix_cache": not settings.switches.prefix_cache,
+            "prefix_block_size": BLOCK,
+            "tool_call_parser": settings.switches.tool_call_parser,
+            "reasoning_parser": settings.switches.reasoning_parser,
             "vocab_size": shape.vocabulary,
             "tokenizer_sha256": self.tokenizer.sha256,
             "chat_template_sha256": self.template.sha256,
             "eos_token_ids": list(self.tokenizer.end_ids),
             "output_logprobs": "of temperature 1, whatever the temperature",
-            "exact": {"requested": settings.exact, "holds": self.exact_holds},
+            "exact": {"requested": settings.switches.exact, "holds": self.exact_holds},
             **_environment(),
             "startup_time": {"load_weight": self.load_seconds},
             "internal_states": [self._state(capacity)],
@@ -155,8 +183,8 @@ class Engine:
             "preferred_sampling_params": None,
             "weight_version": "default",
             "load_format": self.source.layout,
-            "reasoning_parser": None,
-            "tool_call_parser": None,
+            "reasoning_parser": self.settings.switches.reasoning_parser,
+            "tool_call_parser": self.settings.switches.tool_call_parser,
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
@@ -182,9 +210,11 @@ def start_engine(settings: Settings) -> Engine:
     model, tokenizer = load_model(source, WEIGHT_FORMATS[settings.weights]), source.tokenizer()
     cache = PagedCache(shape, kv_format, pages=pages, rows=settings.max_running, context=context)
     cache.scales[:] = per_head_scales(model, tokenizer) if settings.kv_scale is None else settings.kv_scale
-    holds = _self_check(cache, model, exact=settings.exact)
+    holds = _self_check(cache, model, exact=settings.switches.exact)
+    if settings.switches.prefix_cache:
+        cache.keep_prefixes()
     # Where padding does not make results independent of the batch, it would only cost time.
-    stepper = Stepper(model, cache, context=context, exact=settings.exact and holds)
+    stepper = Stepper(model, cache, context=context, exact=settings.switches.exact and holds)
     scheduler = Scheduler(stepper, cache, tokenizer, chunk=settings.chunk)
     scheduler.start()
     return Engine(

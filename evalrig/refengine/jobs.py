@@ -43,6 +43,12 @@ class JobSpec:
         """Tokens the cache must be able to hold for it (the last answer token is never fed back)."""
         return len(self.prompt) + max(0, self.max_new_tokens - 1)
 
+    @property
+    def reusable(self) -> int:
+        """Prompt tokens whose keys and values are enough: nobody asks what the model says after them."""
+        last = len(self.prompt) - 1
+        return last if self.wish is None else min(self.wish.start, last)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
@@ -102,6 +108,8 @@ class Job:
     def __init__(self, spec: JobSpec, tokenizer: Tokenizer, notify: Callable[[Update], None]) -> None:
         self.spec, self.notify, self.clock = spec, notify, Clock()
         self.sequence: CachedSequence | None = None
+        self.cached = 0
+        """Prompt tokens that came from the prefix cache."""
         self.output_ids: list[int] = []
         self.input_rows: list[RowLogprobs] = []
         """One a prompt position from `wish.start` + 1 on."""
@@ -144,7 +152,7 @@ class Job:
 
     def update(self) -> Update:
         """The present state, to be sent."""
-        hidden = 0 if self.finish else _held_back(self.text, self.spec.stop.texts)
+        hidden = 0 if self.finish else held_back(self.text, self.spec.stop.texts)
         return Update(count=len(self.output_ids), text=self.text[: len(self.text) - hidden], finish=self.finish)
 
     def _stopped_by_text(self, known: int, count: int) -> bool:
@@ -162,8 +170,8 @@ class Job:
         return True
 
 
-def _held_back(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest tail of `text` that is the beginning of a stop string."""
+def held_back(text: str, marks: Sequence[str]) -> int:
+    """Length of the longest tail of `text` that is the beginning, not the whole, of one of `marks`."""
     return max(
-        (n for stop in stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])), default=0
+        (n for mark in marks for n in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:n])), default=0
     )

@@ -25,6 +25,8 @@ class Counters:
     """What happened since the start. Written by the compute thread only."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt tokens: those that came from the prefix cache."""
     generation_tokens: int = 0
     requests: int = 0
     aborted: int = 0
@@ -49,6 +51,7 @@ def _lines(counters: Counters, gauges: Mapping[str, float], label: str) -> Itera
         yield from (f"# TYPE sglang:{name} gauge", f"sglang:{name}{{{label}}} {float(value)}")
     totals = {
         "prompt_tokens_total": counters.prompt_tokens,
+        "cached_tokens_total": counters.cached_tokens,
         "generation_tokens_total": counters.generation_tokens,
         "num_requests_total": counters.requests,
         "num_aborted_requests_total": counters.aborted,

@@ -12,7 +12,7 @@ from evalrig.refengine.cache import pages_for
 from evalrig.refengine.fields import BadRequest, Fields, UnknownField, as_whole, as_wholes, shown, wrong_type
 from evalrig.refengine.jobs import JobSpec, StopRules
 from evalrig.refengine.logprobs import LogprobWish
-from evalrig.refengine.sampling import Sampling
+from evalrig.refengine.sampling import Penalties, Sampling
 from evalrig.refengine.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -20,10 +20,6 @@ MOST_IN_A_BATCH = 4096
 
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "stop_regex": (),
-    "min_p": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "min_new_tokens": (0,),
     "n": (1,),
     "json_schema": (),
@@ -46,6 +42,10 @@ _APPLIED = (
     "temperature",
     "top_p",
     "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
     "ignore_eos",
     "skip_special_tokens",
     "no_stop_trim",
@@ -182,7 +182,7 @@ def refuse_unsupported(sampling: Fields) -> None:
 
 
 def read_sampling(fields: Fields, *, seed: Any, branch: int = 0) -> Sampling:
-    """Temperature, top_p and top_k from `fields`; a seed that is None is drawn now."""
+    """How to draw, from `fields`; a seed that is None is drawn now."""
     temperature, top_p, top_k = fields.real("temperature", 1.0), fields.real("top_p", 1.0), fields.whole("top_k", -1)
     if temperature < 0:
         raise BadRequest(f"temperature must be a non-negative finite number, got {temperature}.")
@@ -190,12 +190,31 @@ def read_sampling(fields: Fields, *, seed: Any, branch: int = 0) -> Sampling:
         raise BadRequest(f"top_p must be in (0, 1], got {top_p}.")
     if top_k < 1 and top_k not in (-1, 0):
         raise BadRequest(f"top_k must be -1 (disable) or at least 1, got {top_k}.")
+    min_p = fields.real("min_p", 0.0)
+    if not 0 <= min_p <= 1:
+        raise BadRequest(f"min_p must be in [0, 1], got {min_p}.")
     number = secrets.randbits(64) if seed is None else as_whole("seed", seed) & (1 << 64) - 1
     # Below this the scaled logits overflow float32; SGLang, too, takes such a temperature for greedy.
     small = not math.isfinite(temperature) or temperature < 1e-6
     return Sampling(
-        temperature=0.0 if small else temperature, top_p=top_p, top_k=max(0, top_k), seed=number, branch=branch
+        temperature=0.0 if small else temperature,
+        top_p=top_p,
+        top_k=max(0, top_k),
+        min_p=min_p,
+        penalties=_penalties(fields),
+        seed=number,
+        branch=branch,
     )
+
+
+def _penalties(fields: Fields) -> Penalties:
+    found: dict[str, float] = {}
+    for kind, least in (("presence", -2.0), ("frequency", -2.0), ("repetition", 0.0)):
+        name = f"{kind}_penalty"
+        value = found[kind] = fields.real(name, 1.0 if kind == "repetition" else 0.0)
+        if not least <= value <= 2 or (kind == "repetition" and value == 0):
+            raise BadRequest(f"{name} must be in {'(0' if least == 0 else '[-2'}, 2], got {value}.")
+    return Penalties(**found)
 
 
 def read_stop(fields: Fields, limits: Limits) -> StopRules:

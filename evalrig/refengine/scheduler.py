@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evalrig.refengine.arrays import F32
@@ -84,6 +84,15 @@ class Scheduler:
                 self._aborted.add(job)
                 self._wake.notify()
 
+    def flush(self) -> bool:
+        """Drops all kept prefixes; False (and nothing dropped) while jobs run or wait."""
+        with self._wake:
+            # With no job in the batch the compute thread waits for this lock, or has left the cache for this step.
+            if self._running or self._waiting:
+                return False
+            self._cache.forget_prefixes()
+            return True
+
     def load(self) -> Load:
         """Jobs in the batch and jobs in the queue, now."""
         return Load(running=len(self._running), waiting=len(self._waiting))
@@ -116,9 +125,10 @@ class Scheduler:
         while self._waiting:
             job = self._waiting[0]
             try:
-                job.sequence = self._cache.open(job.spec.most_tokens)
+                job.sequence = self._cache.open(job.spec.most_tokens, job.spec.prompt[: job.spec.reusable])
             except OutOfPages:
                 return
+            job.cached = job.sequence.length
             self._running.append(self._waiting.popleft())
             job.clock.queued = job.clock.elapsed()
             self.counters.queue.observe(job.clock.queued)
@@ -190,7 +200,7 @@ class Scheduler:
             if spec.wish is not None:
                 job.input_rows.append(row_logprobs(row, spec.wish, spec.prompt[position + 1]))
             return
-        token = draw(row, spec.sampling, position + 1) if spec.max_new_tokens else None
+        token = draw(row, spec.sampling, position + 1, job.output_ids) if spec.max_new_tokens else None
         if spec.wish is not None:
             job.output_rows.append(row_logprobs(row, spec.wish, token))
         if token is not None:
@@ -205,6 +215,7 @@ class Scheduler:
         if part.first < len(job.spec.prompt):
             job.clock.prefilled = job.clock.elapsed()
             self.counters.prompt_tokens += len(job.spec.prompt)
+            self.counters.cached_tokens += job.cached
             self.counters.first_token.observe(job.clock.prefilled)
         if job.spec.max_new_tokens == 0:
             job.only_scored()
@@ -212,7 +223,7 @@ class Scheduler:
             if job.spec.stream:
                 job.notify(job.update())
             return
-        self._leave(job)
+        self._leave(job, job.spec.prompt)
         job.clock.finished = job.clock.elapsed()
         self._count_finished(job)
         job.notify(job.update())
@@ -223,9 +234,10 @@ class Scheduler:
         if len(job.output_ids) > 1:
             self.counters.between_tokens.observe((job.clock.finished - job.clock.prefilled) / (len(job.output_ids) - 1))
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: Job, prompt: Sequence[int] = ()) -> None:
+        """`prompt`: what may be kept of it."""
         if job.sequence is not None:
-            self._cache.close(job.sequence)
+            self._cache.close(job.sequence, prompt)
             job.sequence = None
         if job in self._running:
             self._running.remove(job)
@@ -233,6 +245,8 @@ class Scheduler:
     def _fail(self, job: Job, message: str) -> None:
         if job.sequence is None and job.finish is not None:
             return  # it had ended, and been told so, before the step broke
+        if job.sequence is not None:
+            self._cache.distrust(job.sequence)
         self._leave(job)
         self.counters.failed += 1
         job.notify(Update(count=len(job.output_ids), text=job.text, error=message))

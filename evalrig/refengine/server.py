@@ -1,8 +1,7 @@
 """The HTTP side: routes in SGLang's dialect over one engine. Requests wait here; the numbers are made on the compute
 thread."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -13,7 +12,15 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from evalrig.refengine.answers import generate_answer
-from evalrig.refengine.chat import ChatChunks, ChatRequest, chat_answer, chat_prompt, chunk_frame, parse_chat, usage
+from evalrig.refengine.chat import ChatRequest, chat_prompt, parse_chat
+from evalrig.refengine.chat_answers import ChatChunks, chat_answer, chat_usage
+from evalrig.refengine.completions import (
+    CompletionChunks,
+    CompletionRequest,
+    completion_answer,
+    completion_usage,
+    parse_completion,
+)
 from evalrig.refengine.engine import Engine
 from evalrig.refengine.fields import (
     BadRequest,
@@ -24,7 +31,8 @@ from evalrig.refengine.fields import (
     parse_object,
     wrong_type,
 )
-from evalrig.refengine.jobs import Job, JobSpec, Update
+from evalrig.refengine.flight import ClientGone, EngineFailure, Flight
+from evalrig.refengine.messages import BadHistory
 from evalrig.refengine.metrics import exposition
 from evalrig.refengine.requests import MOST_IN_A_BATCH, GenerateRequest, parse_generate
 
@@ -33,81 +41,6 @@ FLUSHED = (
     "will not be performed.)\n"
 )
 MOST_BODY_BYTES = 64 << 20
-
-
-class EngineFailure(Exception):
-    """A step broke; the request was in it. Answered with status 500."""
-
-
-class ClientGone(Exception):
-    """The client closed the connection before its answer was ready; there is nobody to answer."""
-
-
-class Flight:
-    """The jobs of one HTTP request while they run: news from the compute thread, and their end when the client
-    leaves."""
-
-    def __init__(self, engine: Engine, specs: Sequence[JobSpec]) -> None:
-        self._engine = engine
-        self._news: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self.jobs: list[Job] = [
-            engine.scheduler.submit(spec, self._listener(index)) for index, spec in enumerate(specs)
-        ]
-
-    def _listener(self, index: int) -> Callable[[Update], None]:
-        def listen(update: Update) -> None:
-            # After the loop is closed (the server is going down) nobody waits for the news.
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._news.put_nowait, (index, update))
-
-        return listen
-
-    async def updates(self) -> AsyncIterator[tuple[int, Update]]:
-        """(job's index, update), until every job has ended. EngineFailure when one broke. Leaving early aborts the
-        rest."""
-        open_jobs = set(range(len(self.jobs)))
-        try:
-            while open_jobs:
-                index, update = await self._news.get()
-                if update.error is not None:
-                    open_jobs.discard(index)
-                    raise EngineFailure(update.error)
-                if update.finish is not None:
-                    open_jobs.discard(index)
-                yield index, update
-        finally:
-            for index in open_jobs:
-                self._engine.scheduler.abort(self.jobs[index])
-
-    async def finish(self, request: Request) -> list[tuple[Job, Update]]:
-        """Every job with its last update, in order. ClientGone when the client left; the jobs are aborted then."""
-        collecting = asyncio.ensure_future(self._collect())
-        leaving = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                raise ClientGone
-            return collecting.result()
-        finally:
-            for task in (collecting, leaving):
-                task.cancel()
-            await asyncio.gather(collecting, leaving, return_exceptions=True)
-
-    async def _collect(self) -> list[tuple[Job, Update]]:
-        last: dict[int, Update] = {}
-        stream = self.updates()
-        try:
-            async for index, update in stream:
-                last[index] = update
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]
-        return [(job, last[index]) for index, job in enumerate(self.jobs)]
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 class Routes:
@@ -151,9 +84,9 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        wanted = parse_chat(await _body(request), self._engine.limits, self._engine.template)
+        wanted = parse_chat(await _body(request), self._engine.limits, self._engine.chat_format)
         flight = Flight(self._engine, wanted.jobs)
-        if wanted.stream:
+        if wanted.call.stream:
             return _events(self._chat_events(wanted, flight))
         return _json(chat_answer(wanted, await flight.finish(request), self._engine.tokenizer))
 
@@ -170,9 +103,29 @@ class Routes:
         except EngineFailure as error:
             yield {"error": _openai_error(str(error), "InternalServerError", 500)}
             return
-        if wanted.include_usage:
-            total = sum(len(job.output_ids) for job in flight.jobs)
-            yield chunk_frame(wanted, []) | {"usage": usage(wanted, total)}
+        if wanted.call.include_usage:
+            found = chat_usage(wanted, flight.jobs, self._engine.tokenizer)
+            yield wanted.call.frame("chat.completion.chunk", []) | {"usage": found}
+
+    async def completion(self, request: Request) -> Response:
+        """POST /v1/completions"""
+        wanted = parse_completion(await _body(request), self._engine.limits)
+        flight = Flight(self._engine, wanted.jobs)
+        if wanted.call.stream:
+            return _events(self._completion_events(wanted, flight))
+        return _json(completion_answer(wanted, await flight.finish(request), self._engine.tokenizer))
+
+    async def _completion_events(self, wanted: CompletionRequest, flight: Flight) -> AsyncIterator[Any]:
+        choices = [CompletionChunks(wanted, index, self._engine.tokenizer) for index in range(len(wanted.jobs))]
+        try:
+            async for index, update in flight.updates():
+                for chunk in choices[index].push(flight.jobs[index], update):
+                    yield chunk
+        except EngineFailure as error:
+            yield {"error": _openai_error(str(error), "InternalServerError", 500)}
+            return
+        if wanted.call.include_usage:
+            yield wanted.call.frame("text_completion", []) | {"usage": completion_usage(wanted, flight.jobs)}
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: text(s) or messages to ids."""
@@ -183,7 +136,7 @@ class Routes:
                 "1 validation error:\n  Value error, Exactly one of 'prompt' or 'messages' must be provided."
             )
         if messages is not None:
-            tokens: Any = chat_prompt(fields, tokenizer, self._engine.template)
+            tokens: Any = chat_prompt(fields, self._engine.chat_format, tokenizer)
         else:
             special = fields.flag("add_special_tokens", True)
             encoded = [tokenizer.encode(text, add_special=special) for text in fields.texts("prompt")]
@@ -232,10 +185,9 @@ class Routes:
         return Response()
 
     async def flush_cache(self, request: Request) -> Response:
-        """POST /flush_cache: there is no prefix cache to drop; like the original it refuses while requests run."""
-        load = self._engine.scheduler.load()
-        busy = load.running + load.waiting > 0
-        return PlainTextResponse("Flush cache failed.\n", 400) if busy else PlainTextResponse(FLUSHED)
+        """POST /flush_cache: drops all kept prefixes; like the original it refuses while requests run."""
+        done = self._engine.scheduler.flush()
+        return PlainTextResponse(FLUSHED) if done else PlainTextResponse("Flush cache failed.\n", 400)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics"""
@@ -262,6 +214,7 @@ def create_app(engine: Engine) -> Starlette:
     posts = {
         "/generate": routes.generate,
         "/v1/chat/completions": routes.chat,
+        "/v1/completions": routes.completion,
         "/tokenize": routes.tokenize,
         "/v1/tokenize": routes.tokenize,
         "/detokenize": routes.detokenize,
@@ -288,7 +241,8 @@ def _openai_error(message: str, kind: str, code: int) -> dict[str, Any]:
 
 
 async def _bad_request(request: Request, error: Exception) -> Response:
-    kind = "Bad Request" if isinstance(error, MalformedRequest) else "BadRequestError"
+    kinds: dict[type[Exception], str] = {MalformedRequest: "Bad Request", BadHistory: "BadRequest"}
+    kind = kinds.get(type(error), "BadRequestError")
     return _json(_openai_error(str(error), kind, 400), 400)
 
 
