@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalrig import fetch
-from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig import chat_wire, fetch
+from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.process import Process
 from evalrig.sglang_wire import Client
@@ -38,14 +38,20 @@ class Refengine(Engine):
     """One refengine server process."""
 
     Options = RefengineOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
 
     def __init__(self, variant: Variant, options: RefengineOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
         self.options: RefengineOptions = options
         self._process = Process(variant.name, launch.log)
         self._client: Client | None = None
+        self._chats: chat_wire.Client | None = None
         self._info: dict[str, Any] = {}
+
+    @classmethod
+    def able(cls, options: RefengineOptions) -> Capabilities:
+        """Calls are parsed where a parser is named."""
+        return replace(cls.capabilities, tools=bool(getattr(options, "tool_call_parser", "")))
 
     @classmethod
     def content(cls, variant: Variant) -> tuple[str, ...]:
@@ -84,6 +90,7 @@ class Refengine(Engine):
             if self._client is None and port_file.is_file() and (port := port_file.read_text().strip()):
                 url = f"http://127.0.0.1:{port}"
                 self._client = Client(self.variant.name, url, self.launch.request_seconds, self.launch.connections)
+                self._chats = chat_wire.Client(self._client, chat_wire.SGLANG)
             return self._client is not None and await self._client.ready()
 
         try:
@@ -104,7 +111,7 @@ class Refengine(Engine):
         """See `Engine.stop`."""
         if self._client is not None:
             await self._client.close()
-            self._client = None
+            self._client = self._chats = None
         await self._process.stop()
 
     def alive(self) -> bool:
@@ -146,6 +153,12 @@ class Refengine(Engine):
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
         return await self.client.score(ids, start, top_k)
+
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        """See `Engine.chat`."""
+        if self._chats is None:
+            raise EngineError(f"{self.variant.name}: the engine was not started")
+        return await self._chats.chat(chat, sampling)
 
 
 def _words(value: Any) -> Any:

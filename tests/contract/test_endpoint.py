@@ -109,7 +109,7 @@ def test_the_key_comes_from_the_environment_and_is_sent_and_never_kept(
 
     async def go() -> Any:
         await engine.start()
-        assert engine.client._http.headers["authorization"] == "Bearer s3cret"
+        assert engine.client.http.headers["authorization"] == "Bearer s3cret"
         found = await engine.fingerprint()
         await engine.stop()
         return found
