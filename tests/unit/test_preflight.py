@@ -42,7 +42,7 @@ def reference() -> Preflight:
 
 
 def test_everything_is_probed(reference: Preflight) -> None:
-    assert set(reference.prompt_digests) == set(reference.logprob_digests) == {*PROBES, *CONVERSATIONS}
+    assert set(reference.probes.prompt_digests) == set(reference.probes.logprob_digests) == {*PROBES, *CONVERSATIONS}
     assert reference.faults == ()
     assert invalid(expected(reference)) == []
 
