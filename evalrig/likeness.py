@@ -157,13 +157,13 @@ def _garbage(reference: Preflight, candidate: Preflight) -> Iterator[Finding]:
 def _ladder(reference: Preflight, candidate: Preflight) -> Iterator[Finding]:
     """The chat routes side by side. Token counts are compared within one kind of engine: SGLang adds a field to every tool."""
     ours, theirs = ({rung.name: rung for rung in arm.ladder} for arm in (reference, candidate))
-    for name in (
-        sorted(ours.keys() & theirs.keys()) if reference.fingerprint.engine == candidate.fingerprint.engine else ()
-    ):
-        counts = theirs[name].prompt_tokens, ours[name].prompt_tokens
-        if all(counts) and counts[0] != counts[1]:
-            text = f"chat `{name}` took {counts[0]} prompt tokens, the reference's {counts[1]}; tokenizer or template differ"
-            yield _finding("prompt tokens", Level.INVALID, candidate, text)
+    same = reference.fingerprint.engine == candidate.fingerprint.engine
+    both = [name for name in ours if name in theirs] if same else []
+    counts = {name: (theirs[name].prompt_tokens, ours[name].prompt_tokens) for name in both}
+    if unlike := [name for name, pair in counts.items() if all(pair) and pair[0] != pair[1]]:
+        first = f"`{unlike[0]}`: {counts[unlike[0]][0]}, the reference's {counts[unlike[0]][1]}"
+        text = f"other numbers of prompt tokens in {len(unlike)} chats ({first}); tokenizer or template differ"
+        yield _finding("prompt tokens", Level.INVALID, candidate, text)
     for name in sorted({*ours, *theirs} if ours and theirs else ()):
         words = [rungs[name].outcome.value if name in rungs else "not tried" for rungs in (theirs, ours)]
         if words[0] != words[1]:
