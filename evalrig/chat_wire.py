@@ -7,7 +7,7 @@ events of a stream are read here (`chat_reply.py`), because it hides whether `[D
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -101,7 +101,7 @@ class Client:
         except httpx.RequestError as error:
             raise Fault.of_transport(error) from error
 
-    async def _within(self, response: httpx.Response) -> Any:
+    async def _within(self, response: httpx.Response) -> AsyncIterator[bytes]:
         """The bytes of a stream. Its pieces may come for ever; a whole reply may not either."""
         end = time.monotonic() + self.wire.seconds
         async for piece in response.aiter_bytes():
@@ -115,11 +115,13 @@ class Client:
 
         if self._openai is None:
             nobody: dict[str, Any] = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
+            connections: Any = self.wire.http  # newer releases name another package's class and take both
+            limit: Any = self.wire.http.timeout
             self._openai = openai.AsyncOpenAI(
                 base_url=f"{str(self.wire.http.base_url).rstrip('/')}/v1",
                 api_key=self.wire.key or "none",
-                http_client=self.wire.http,
-                timeout=self.wire.http.timeout,
+                http_client=connections,
+                timeout=limit,
                 max_retries=0,
                 default_headers=nobody,
             )

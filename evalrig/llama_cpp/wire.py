@@ -51,12 +51,13 @@ CHAT: Final = Dialect(
     always={
         **{key: value for key, value in UNTOUCHED.items() if key not in (*_NATIVE, "return_tokens", "stream")},
         "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
-        "repeat_last_n": -1,
+        "repeat_last_n": 65536,
         "logprobs": True,
         "top_logprobs": 1,
     },
 )
-"""Its chat route takes the native parameters too. Token ids come with logprobs alone. Penalties look back over all tokens."""
+"""Its chat route takes the native parameters too. Token ids come with logprobs alone. Penalties look back over a
+whole conversation: the default are 64 tokens, and -1 is refused."""
 
 
 class Top(msgspec.Struct):
