@@ -103,10 +103,13 @@ def test_a_stop_string_that_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["stop string"].outcome is RungOutcome.IGNORED
 
 
-def test_reasoning_apart_and_mixed_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_in_the_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pitfall 16: thinking inside the answer."""
     mixed = changed(monkeypatch, lambda a, chat, _: replace(a, text="<think>so"))
     assert mixed["reasoning apart"].outcome is RungOutcome.MIXED
+
+
+def test_reasoning_that_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = Message(role="assistant", content="x", reasoning="so")
     kept = changed(monkeypatch, lambda a, chat, _: replace(a, message=apart))
     assert kept["reasoning apart"].outcome is RungOutcome.PASSED

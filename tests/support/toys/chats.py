@@ -73,6 +73,8 @@ class Recordings(Exchanges):
         self.asked.append((method, path, body))
         if method == "GET" and path.endswith("/models"):
             return 200, recorded(self.kind, "1-models")["response"]
+        if method == "GET":
+            return (200, "") if path == "/health" else (404, {"detail": "Not Found"})
         if self.instead:
             status, content = self.instead.pop(0) if len(self.instead) > 1 else self.instead[0]
             return status, lines(content)
