@@ -210,4 +210,11 @@ def _samples(name: str, suite: Suite, config: RunConfig) -> tuple[Sample, ...]:
 
 
 def _facts(kind: str, suite: Suite, samples: tuple[Sample, ...]) -> SuiteFacts:
-    return SuiteFacts(kind=kind, family=suite.family, metrics=suite.metrics, traced=suite.traced, samples=samples)
+    return SuiteFacts(
+        kind=kind,
+        family=suite.family,
+        metrics=suite.metrics,
+        traced=suite.traced,
+        samples=samples,
+        chat=suite.needs().chat,
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from evalrig.types import REFERENCE, Finding, Level, Preflight
+from evalrig.types import REFERENCE, Finding, Level, Preflight, RungOutcome
 
 BITS: Final[Mapping[str, float]] = {
     **{"f32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "mxfp8": 8.25},
@@ -43,9 +43,31 @@ def alone(found: Preflight) -> Iterator[Finding]:
         yield Finding(rule="KV scales", level=Level.OK, text=text, candidate=scope)
 
 
+UNSOUND: Final = (RungOutcome.DIFFERS, RungOutcome.IGNORED, RungOutcome.MIXED)
+"""A rung so taken is worth a word about that engine alone; the others depend on model and kind of engine."""
+
+
+def climbed(found: Preflight, chats: bool) -> Iterator[Finding]:
+    """What one arm's chat route does. `chats`: some suite asks through it."""
+    scope = "" if found.variant.startswith(REFERENCE) else found.variant
+    refused = next((rung for rung in found.ladder if rung.name == "chat" and rung.outcome is RungOutcome.REFUSED), None)
+    if refused:
+        level = Level.INVALID if chats else Level.WARN
+        text = f"{found.variant}: the plainest chat was refused: {refused.detail}"
+        yield Finding(rule="chat", level=level, text=text, candidate=scope)
+        return
+    unsound = [rung for rung in found.ladder if rung.outcome in UNSOUND]
+    for rung in unsound:
+        text = f"{found.variant}: {rung.name}: {rung.outcome.value}, {rung.detail}"
+        yield Finding(rule="ladder", level=Level.WARN, text=text, candidate=scope)
+    if found.ladder and not unsound:
+        text = f"{found.variant}: its chat route did what {len(found.ladder)} rungs asked, or said that it cannot"
+        yield Finding(rule="ladder", level=Level.OK, text=text, candidate=scope)
+
+
 def beside(reference: Preflight, candidate: Preflight) -> Iterator[Finding]:
     """A candidate's inventory beside the reference's."""
-    for rule in (_capacity, _size, _numerics, _sampling, _garbage):
+    for rule in (_capacity, _size, _numerics, _sampling, _garbage, _ladder):
         yield from rule(reference, candidate)
 
 
@@ -124,9 +146,25 @@ def _sampling(reference: Preflight, candidate: Preflight) -> Iterator[Finding]:
 
 def _garbage(reference: Preflight, candidate: Preflight) -> Iterator[Finding]:
     """An engine can start healthy in a format that it cannot compute (vLLM with NVFP4 on a CPU)."""
-    if reference.probe_nats is None or candidate.probe_nats is None:
+    if reference.probes.nats is None or candidate.probes.nats is None:
         return
-    more = candidate.probe_nats - reference.probe_nats
+    more = candidate.probes.nats - reference.probes.nats
     if more > GARBAGE_NATS:
         text = f"plain text is {more:.1f} nats per token less likely than to the reference: it may speak garbage; "
         yield _finding("probes", Level.WARN, candidate, text + "see whether this hardware can compute the format")
+
+
+def _ladder(reference: Preflight, candidate: Preflight) -> Iterator[Finding]:
+    """The chat routes side by side. Token counts are compared within one kind of engine: SGLang adds a field to every tool."""
+    ours, theirs = ({rung.name: rung for rung in arm.ladder} for arm in (reference, candidate))
+    same = reference.fingerprint.engine == candidate.fingerprint.engine
+    both = [name for name in ours if name in theirs] if same else []
+    counts = {name: (theirs[name].prompt_tokens, ours[name].prompt_tokens) for name in both}
+    if unlike := [name for name, pair in counts.items() if all(pair) and pair[0] != pair[1]]:
+        first = f"`{unlike[0]}`: {counts[unlike[0]][0]}, the reference's {counts[unlike[0]][1]}"
+        text = f"other numbers of prompt tokens in {len(unlike)} chats ({first}); tokenizer or template differ"
+        yield _finding("prompt tokens", Level.INVALID, candidate, text)
+    for name in sorted({*ours, *theirs} if ours and theirs else ()):
+        words = [rungs[name].outcome.value if name in rungs else "not tried" for rungs in (theirs, ours)]
+        if words[0] != words[1]:
+            yield _finding("ladder", Level.WARN, candidate, f"{name}: {words[0]}; of the reference: {words[1]}")

@@ -24,6 +24,8 @@ class SuiteFacts:
     metrics: tuple[Metric, ...]
     traced: bool
     samples: tuple[Sample, ...]
+    chat: bool = False
+    """It asks through the engine's chat route."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,8 @@ class Plan:
     unused_gates: tuple[str, ...]
     """Gates of the policy whose suite is not in this run: named, not silently dropped."""
     cells: tuple[Cell, ...]
+    chats: tuple[str, ...] = ()
+    """Suites that ask through the engine's chat route."""
 
     def suite(self, name: str) -> SuitePlan:
         """The suite of that name."""
@@ -166,6 +170,7 @@ def make_plan(
         gates=tuple(gate for gate in gates.values() if gate.suite in names),
         unused_gates=tuple(gate.name for gate in gates.values() if gate.suite not in names),
         cells=tuple(_cells(variants, suites)),
+        chats=tuple(name for name, fact in facts.items() if fact.chat),
     )
 
 

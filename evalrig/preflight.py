@@ -8,9 +8,10 @@ import numpy as np
 from evalrig.analysis.kl import row_faults
 from evalrig.engine import Engine, Scoring
 from evalrig.errors import EngineError, RunError, UsageError
+from evalrig.ladder import climb
 from evalrig.progress import Progress
 from evalrig.records import RunFolder
-from evalrig.types import AGAIN, REFERENCE, Level, Message, Preflight
+from evalrig.types import AGAIN, REFERENCE, Level, Message, Preflight, Probes
 from evalrig.validity import compare, expected
 
 PROBES: Final[dict[str, str]] = {
@@ -46,10 +47,27 @@ ENGINE_KEYS = (
 
 
 async def prove(engine: Engine) -> Preflight:
-    """Ask the engine what it is, tokenise and score the probes.
+    """Ask the engine what it is, tokenise and score the probes, and climb the ladder of its chat route.
 
     Faults (non-finite or unnormalised logprobs) are findings, not errors; a call that fails is an `EngineError`.
     """
+    able = engine.able(engine.options)
+    probes, faults = await _probed(engine) if able.prompt_logprobs else (Probes(), [])
+    ladder = await climb(engine) if able.chat else ()
+    return Preflight(
+        variant=engine.variant.name,
+        expect=engine.variant.expect,
+        fingerprint=await engine.fingerprint(),
+        capacity=await engine.capacity(),
+        probes=probes,
+        faults=tuple(faults),
+        inventory=await engine.inventory(),
+        ladder=ladder,
+    )
+
+
+async def _probed(engine: Engine) -> tuple[Probes, list[str]]:
+    """The probes, and what is wrong with their numbers."""
     prompts = {name: await engine.tokenize(text) for name, text in PROBES.items()}
     refused: dict[str, str] = {}
     for name, messages in CONVERSATIONS.items():
@@ -73,18 +91,9 @@ async def prove(engine: Engine) -> Preflight:
         faults += _faults(name, scoring, full=False)
     if engine.able(engine.options).top_logprobs == -1 and len(ids := prompts["digits"]) >= 2:
         faults += _faults("whole vocabulary", await engine.score(ids, len(ids) - 1, -1), full=True)
-    return Preflight(
-        variant=engine.variant.name,
-        expect=engine.variant.expect,
-        fingerprint=await engine.fingerprint(),
-        capacity=await engine.capacity(),
-        prompt_digests=refused
-        | {name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()},
-        logprob_digests=scored,
-        faults=tuple(faults),
-        inventory=await engine.inventory(),
-        probe_nats=float(np.mean(nats)) if nats and np.isfinite(nats).all() else None,
-    )
+    digests = {name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()}
+    mean = float(np.mean(nats)) if nats and np.isfinite(nats).all() else None
+    return Probes(prompt_digests=refused | digests, logprob_digests=scored, nats=mean), faults
 
 
 def _digest(scoring: Scoring) -> str:
@@ -132,7 +141,7 @@ class Gatekeeper:
                 RunError(f"{words} of this very run") if name in self._own else UsageError(f"{words}; start a new run")
             )
         reference = self._folder.preflight(REFERENCE)
-        findings = expected(found)
+        findings = expected(found, bool(self._folder.plan().chats))
         if reference and name not in (REFERENCE, AGAIN):
             findings += compare(reference, found)
         faults = [finding.text for finding in findings if finding.level is Level.INVALID]

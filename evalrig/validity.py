@@ -17,7 +17,7 @@ from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
 from evalrig.evidence import ROUNDING, Gathered, ambiguous, audit_file, misplaced, tokens_file
 from evalrig.gate import Evidence
-from evalrig.likeness import alone, beside
+from evalrig.likeness import alone, beside, climbed
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, NON_FINITE, REFERENCE, Finding, Level, Preflight, State
@@ -61,7 +61,7 @@ def _proved(gathered: Gathered) -> Iterator[Finding]:
             text = f"{variant.name}: nothing was proved; its engine was not reached"
             yield Finding(rule="preflight", level=Level.INVALID, text=text, candidate=scope)
         if found is not None and variant.role != "again":
-            yield from expected(found)
+            yield from expected(found, bool(gathered.plan.chats))
         if found is not None and reference is not None and variant.role == "candidate":
             yield from compare(reference, found)
     if reference and again and reference.fingerprint != again.fingerprint:
@@ -73,20 +73,25 @@ def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
     """A candidate against the reference, from what was proved about both; used before a run and when judging."""
     name = candidate.variant
     found: list[Finding] = []
-    unlike = [
-        probe for probe, digest in reference.prompt_digests.items() if candidate.prompt_digests.get(probe) != digest
-    ]
+    prompts, logprobs = reference.probes.prompt_digests, reference.probes.logprob_digests
+    unlike = [probe for probe, digest in prompts.items() if candidate.probes.prompt_digests.get(probe) != digest]
     if unlike:
         text = f"{name}: other prompt tokens than the reference on probes {', '.join(unlike)}; tokenizer or template differ"
         found.append(Finding(rule="prompt tokens", level=Level.INVALID, text=text, candidate=name))
-    else:
-        text = f"{name}: the same tokens as the reference on {len(reference.prompt_digests)} probes"
+    elif prompts:
+        text = f"{name}: the same tokens as the reference on {len(prompts)} probes"
         found.append(Finding(rule="prompt tokens", level=Level.OK, text=text, candidate=name))
-    if reference.logprob_digests and candidate.logprob_digests == reference.logprob_digests:
+    else:
+        text = f"{name}: the engine gives no token ids of a prompt; only their number in chats is compared"
+        found.append(Finding(rule="prompt tokens", level=Level.WARN, text=text, candidate=name))
+    if not logprobs:
+        text = f"{name}: not provable that it is another variant: the engine gives no logprobs of given tokens"
+        found.append(Finding(rule="engaged", level=Level.WARN, text=text, candidate=name))
+    elif candidate.probes.logprob_digests == logprobs:
         text = f"{name}: bit-identical to the reference on every probe; the quantisation did not engage"
         found.append(Finding(rule="engaged", level=Level.INVALID, text=text, candidate=name))
     else:
-        text = f"{name}: its logprobs are not the reference's on {len(reference.logprob_digests)} probes"
+        text = f"{name}: its logprobs are not the reference's on {len(logprobs)} probes"
         found.append(Finding(rule="engaged", level=Level.OK, text=text, candidate=name))
     ours, theirs = reference.fingerprint, candidate.fingerprint
     for key in ("engine", "version", "template_digest", "tokenizer_digest"):
@@ -97,8 +102,8 @@ def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
     return [*found, *beside(reference, candidate)]
 
 
-def expected(found: Preflight) -> list[Finding]:
-    """Does the engine say what the run file expects of it?"""
+def expected(found: Preflight, chats: bool = False) -> list[Finding]:
+    """Does the engine say what the run file expects of it? `chats`: some suite needs its chat route."""
     scope = "" if found.variant in (REFERENCE, AGAIN) else found.variant
     findings: list[Finding] = []
     for key, wanted in found.expect.items():
@@ -116,10 +121,10 @@ def expected(found: Preflight) -> list[Finding]:
         Finding(rule="logprobs", level=Level.INVALID, text=f"{found.variant}: {fault}", candidate=scope)
         for fault in found.faults
     ]
-    if not found.faults:
+    if not found.faults and found.probes.logprob_digests:
         text = f"{found.variant}: probe logprobs are finite and sum to one"
         findings.append(Finding(rule="logprobs", level=Level.OK, text=text, candidate=scope))
-    return [*findings, *alone(found)]
+    return [*findings, *alone(found), *climbed(found, chats)]
 
 
 def _registration(gathered: Gathered) -> Iterator[Finding]:

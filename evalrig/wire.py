@@ -1,9 +1,9 @@
 """Calls to one server: identical retries in every arm, and whatever is no clean answer becomes an `EngineError`."""
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -12,6 +12,25 @@ from evalrig.errors import EngineError
 RETRIES = 2
 """Identical in every arm: transport faults, 429 and 5xx only."""
 PAUSES = (0.2, 1.0)
+T = TypeVar("T")
+
+
+class Fault(Exception):
+    """A try without an answer. `again`: another may mend it; `lost`: no server was met."""
+
+    def __init__(self, reason: str, *, again: bool = True, lost: bool = False) -> None:
+        super().__init__(reason)
+        self.again, self.lost = again, lost
+
+    @classmethod
+    def of_status(cls, status: int, text: str) -> "Fault":
+        """Of a reply that is none of success: 429 and 5xx may pass, the rest would only be refused again."""
+        return cls(f"HTTP {status} {' '.join(text.split())}".strip(), again=status == 429 or status >= 500)
+
+    @classmethod
+    def of_transport(cls, error: Exception) -> "Fault":
+        """Of a connection that was refused, cut or silent for too long."""
+        return cls(f"{type(error).__name__} {error}".strip(), lost=True)
 
 
 class Wire:
@@ -19,6 +38,8 @@ class Wire:
 
     def __init__(self, name: str, base_url: str, seconds: float, connections: int = 64, key: str = "") -> None:
         self.name = name
+        self.key = key
+        self.seconds = seconds
         self.vocabulary = 0
         self.lost = 0
         """Calls in a row that met no server."""
@@ -26,18 +47,18 @@ class Wire:
         timeout = httpx.Timeout(seconds, connect=10.0)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # trust_env off: a proxy from the environment would stand between us and a loopback engine
-        self._http = httpx.AsyncClient(
+        self.http = httpx.AsyncClient(
             base_url=base_url, timeout=timeout, limits=limits, trust_env=False, headers=headers
         )
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self.http.aclose()
 
     async def status(self, path: str, seconds: float = 5.0) -> int:
         """HTTP status of a GET; 0 where no server answers."""
         try:
-            return (await self._http.get(path, timeout=seconds)).status_code
+            return (await self.http.get(path, timeout=seconds)).status_code
         except httpx.RequestError:
             return 0
 
@@ -48,30 +69,51 @@ class Wire:
     async def text(self, path: str) -> str:
         """What a GET answers, as it is; empty where the server has no such page."""
         try:
-            reply = await self._http.get(path)
+            reply = await self.http.get(path)
         except httpx.RequestError as error:
-            raise EngineError(f"{self.name}: {path} failed: {type(error).__name__} {error}") from error
+            raise self.failure(f"{path} failed: {type(error).__name__} {error}") from error
         return reply.text if reply.status_code == 200 else ""
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[Any, int]:
         """Reply and number of retries."""
+
+        async def once() -> Any:
+            try:
+                reply = await self.http.request(method, path, json=body)
+            except httpx.RequestError as error:
+                raise Fault.of_transport(error) from error
+            if reply.status_code != 200:
+                raise Fault.of_status(reply.status_code, reply.text)
+            return reply
+
+        reply, retries = await self.tried(once, path)
+        return self._json(reply, path), retries
+
+    async def tried(self, once: Callable[[], Awaitable[T]], path: str) -> tuple[T, int]:
+        """What `once` gives, and the number of retries; a `Fault` that may pass is tried again."""
         reason = ""
         for attempt in range(RETRIES + 1):
             try:
-                reply = await self._http.request(method, path, json=body)
-            except httpx.RequestError as error:
-                reason = f"{type(error).__name__} {error}".strip()
-                self.lost += attempt == RETRIES
+                answer = await once()
+            except Fault as fault:
+                reason = str(fault)
+                self.lost = self.lost + (attempt == RETRIES) if fault.lost else 0
+                if not fault.again:
+                    break
             else:
                 self.lost = 0
-                if reply.status_code == 200:
-                    return self._json(reply, path), attempt
-                reason = f"HTTP {reply.status_code} {' '.join(reply.text[:200].split())}".strip()
-                if reply.status_code != 429 and reply.status_code < 500:
-                    break
+                return answer, attempt
             if attempt < RETRIES:
                 await asyncio.sleep(PAUSES[attempt])
-        raise EngineError(f"{self.name}: {path} failed: {reason}")
+        raise self.failure(f"{path} failed: {reason}")
+
+    def failure(self, words: str) -> EngineError:
+        """An error that names the engine, short and without our key, which a server may quote."""
+        return EngineError(f"{self.name}: {self._keyless(words)[:300]}")
+
+    def _keyless(self, words: str) -> str:
+        """Before anything is cut off: half a key is a secret too."""
+        return words.replace(self.key, "(key)") if self.key else words
 
     @contextmanager
     def shape(self, path: str) -> Generator[None]:
@@ -79,7 +121,7 @@ class Wire:
         try:
             yield
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise EngineError(f"{self.name}: {path} answered in an unknown shape: {error!r}"[:300]) from error
+            raise self.failure(f"{path} answered in an unknown shape: {error!r}") from error
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Ids outside the vocabulary are not sent: SGLang dies of them (wire/INDEX.md)."""
@@ -101,9 +143,9 @@ class Wire:
         try:
             content = reply.json()
         except ValueError as error:
-            raise EngineError(f"{self.name}: {path} did not answer JSON: {reply.text[:80]!r}") from error
+            raise self.failure(f"{path} did not answer JSON: {self._keyless(reply.text)[:80]!r}") from error
         if isinstance(content, dict) and "error" in content:
-            raise EngineError(f"{self.name}: {path} answered 200 with an error: {str(content['error'])[:200]}")
+            raise self.failure(f"{path} answered 200 with an error: {content['error']}")
         return content
 
 

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from evalrig import sglang_wire, vllm_wire
-from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig import chat_wire, sglang_wire, vllm_wire
+from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
 
@@ -15,11 +15,16 @@ LOST = 5
 """Calls in a row that met no server, until the engine counts as gone."""
 KV_NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3", "auto": "", "None": ""}
 ABLE: Mapping[str, Capabilities] = {
-    "sglang": Capabilities(prompt_logprobs=True, top_logprobs=1000),
-    "vllm": Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True),
-    "openai": Capabilities(),
+    "sglang": Capabilities(prompt_logprobs=True, top_logprobs=1000, chat=True),
+    "vllm": Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True, chat=True),
+    "openai": Capabilities(chat=True, tools=True),
 }
 """By dialect. OpenAI's own has neither token ids of a text nor logprobs of a prompt."""
+DIALECTS: Mapping[str, chat_wire.Dialect] = {
+    "sglang": chat_wire.SGLANG,
+    "vllm": chat_wire.VLLM,
+    "openai": chat_wire.OPENAI,
+}
 
 
 @dataclass(kw_only=True)
@@ -38,6 +43,8 @@ class EndpointOptions:
     """Largest K it gives; default: 20 of vLLM, 1000 of SGLang."""
     vocabulary: int = 0
     """Size, where known: ids above it are then not sent (SGLang dies of them)."""
+    tools: bool | None = None
+    """The server parses tool calls (it was started with a parser); default: of `openai` yes, of the others no."""
 
 
 class Endpoint(Engine):
@@ -50,6 +57,7 @@ class Endpoint(Engine):
         super().__init__(variant, options, launch)
         self.options: EndpointOptions = options
         self._client: sglang_wire.Client | vllm_wire.Client | None = None
+        self._chats: chat_wire.Client | None = None
         self._told: dict[str, str] = {}
 
     @classmethod
@@ -58,7 +66,8 @@ class Endpoint(Engine):
         usual = ABLE.get(options.dialect, Capabilities())
         limit = usual.top_logprobs if options.top_logprobs is None else max(0, options.top_logprobs)
         limit = min(limit, vllm_wire.LONGEST_LIST) if usual.prompt_logprobs else 0
-        return Capabilities(prompt_logprobs=usual.prompt_logprobs, top_logprobs=limit, seed=usual.seed)
+        tools = usual.tools if options.tools is None else options.tools
+        return replace(usual, top_logprobs=limit, tools=tools)
 
     @classmethod
     def resolve(cls, variant: Variant, options: EndpointOptions, where: str) -> None:
@@ -91,12 +100,13 @@ class Endpoint(Engine):
         if not await client.ready() and not await client.status("/v1/models"):
             raise EngineError(f"{self.variant.name}: no server answers at {url}; start it, or correct the URL")
         self._told = await self._ask(client)
+        self._chats = chat_wire.Client(client, DIALECTS[self.options.dialect], self.options.model)
 
     async def stop(self) -> None:
         """The engine goes on; only the connections end."""
         if self._client is not None:
             await self._client.close()
-            self._client = None
+            self._client = self._chats = None
 
     def alive(self) -> bool:
         """Connected, and not lost for several calls in a row."""
@@ -133,6 +143,12 @@ class Endpoint(Engine):
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
         return await self.client.score(ids, start, top_k)
+
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        """See `Engine.chat`."""
+        if self._chats is None:
+            raise EngineError(f"{self.variant.name}: the engine was not started")
+        return await self._chats.chat(chat, sampling)
 
     @property
     def client(self) -> sglang_wire.Client | vllm_wire.Client:

@@ -9,19 +9,20 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalrig import fetch
-from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig import chat_wire, fetch
+from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.llama_cpp import requantize, said
 from evalrig.llama_cpp.forced import Forcing
-from evalrig.llama_cpp.wire import Client
+from evalrig.llama_cpp.wire import CHAT, Client
 from evalrig.process import Process
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.wire import Wire
 
 CACHES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 INSTALL = "run `pip install 'evalrig[llama_cpp]'`"
@@ -47,22 +48,31 @@ class LlamaCppOptions:
     """For requests that bring none."""
     flash_attn: bool = True
     """Set, never left to the server: it moves numbers by as much as a BF16 KV cache does."""
+    tools: bool = False
+    """The model's own chat template shows tools (without, llama.cpp drops them silently); proved at the start."""
 
 
 class LlamaCpp(Engine):
     """One llama.cpp server process."""
 
     Options = LlamaCppOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
 
     def __init__(self, variant: Variant, options: LlamaCppOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
         self.options: LlamaCppOptions = options
         self._process = Process(variant.name, launch.log)
         self._client: Client | None = None
+        self._wire: Wire | None = None
+        self._chats: chat_wire.Client | None = None
         self._forcing: Forcing | None = None
         self._fingerprint: Fingerprint | None = None
         self._capacity = Capacity()
+
+    @classmethod
+    def able(cls, options: LlamaCppOptions) -> Capabilities:
+        """Tools as far as the model's template shows them."""
+        return replace(cls.capabilities, tools=options.tools)
 
     @classmethod
     def content(cls, variant: Variant) -> tuple[str, ...]:
@@ -109,9 +119,7 @@ class LlamaCpp(Engine):
             if self._client is None and port_file.is_file():
                 told = json.loads(port_file.read_text())
                 wheel = str(told["wheel"])
-                self._client = Client(
-                    self.variant.name, str(told["url"]), self.launch.request_seconds, self.options.parallel
-                )
+                self._connect(str(told["url"]))
             return self._client is not None and await self._client.ready()
 
         try:
@@ -123,6 +131,12 @@ class LlamaCpp(Engine):
         finally:
             port_file.unlink(missing_ok=True)
         await self._read_back(model, wheel, said.read(said.since(log, offset)))
+
+    def _connect(self, url: str) -> None:
+        name, seconds, parallel = self.variant.name, self.launch.request_seconds, self.options.parallel
+        self._client = Client(name, url, seconds, parallel)
+        self._wire = Wire(name, url, seconds, parallel)
+        self._chats = chat_wire.Client(self._wire, CHAT)
 
     async def _model(self) -> Path:
         """The GGUF file to serve."""
@@ -155,6 +169,7 @@ class LlamaCpp(Engine):
             client.vocabulary, size = int(meta["n_vocab"]), int(meta["size"])
             client.context = int(props["default_generation_settings"]["n_ctx"])
             template, slots = str(props["chat_template"]), int(props["total_slots"])
+            shown = bool(props["chat_template_caps"]["supports_tools"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineError(f"{name}: /props or /v1/models answered in an unknown shape: {error!r}") from error
         if not (log.weights and log.kv_cache and log.ends):
@@ -162,6 +177,11 @@ class LlamaCpp(Engine):
                 f"the log of xllamacpp {wheel} does not tell types and ending tokens; use the release in pyproject.toml"
             )
             raise EngineError(f"{name}: {text}")
+        if self.options.tools and not shown:
+            text = (
+                "its chat template shows no tools, so they would be dropped; set `tools: false` or serve a model with"
+            )
+            raise EngineError(f"{name}: {text} such a template")
         self._forcing = Forcing(client, log.ends, (await client.tokenize("a"))[-1])
         flags = {"tensors": log.tensors, "flash_attention": log.flash_attention, "slots": slots}
         flags |= {
@@ -194,7 +214,10 @@ class LlamaCpp(Engine):
         """See `Engine.stop`."""
         if self._client is not None:
             await self._client.close()
-            self._client = None
+            self._client = self._chats = None
+        if self._wire is not None:
+            await self._wire.close()
+            self._wire = None
         await self._process.stop()
 
     def alive(self) -> bool:
@@ -224,3 +247,10 @@ class LlamaCpp(Engine):
         if self._forcing is None:
             raise EngineError(f"{self.variant.name}: the engine was not started")
         return await self._forcing.score(ids, start, top_k)
+
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        """See `Engine.chat`; what is above `parallel` waits here, not in the server."""
+        if self._chats is None:
+            raise EngineError(f"{self.variant.name}: the engine was not started")
+        async with self.client.slots:
+            return await self._chats.chat(chat, sampling)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalrig import checkpoint, fetch
-from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig import chat_wire, checkpoint, fetch
+from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.process import Process
 from evalrig.refengine.architecture import family_of
@@ -47,13 +47,14 @@ class Refengine(Engine):
     """One refengine server process."""
 
     Options = RefengineOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
 
     def __init__(self, variant: Variant, options: RefengineOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
         self.options: RefengineOptions = options
         self._process = Process(variant.name, launch.log)
         self._client: Client | None = None
+        self._chats: chat_wire.Client | None = None
         self._info: dict[str, Any] = {}
 
     @classmethod
@@ -106,6 +107,7 @@ class Refengine(Engine):
             if self._client is None and port_file.is_file() and (port := port_file.read_text().strip()):
                 url = f"http://127.0.0.1:{port}"
                 self._client = Client(self.variant.name, url, self.launch.request_seconds, self.launch.connections)
+                self._chats = chat_wire.Client(self._client, chat_wire.SGLANG)
             return self._client is not None and await self._client.ready()
 
         try:
@@ -126,7 +128,7 @@ class Refengine(Engine):
         """See `Engine.stop`."""
         if self._client is not None:
             await self._client.close()
-            self._client = None
+            self._client = self._chats = None
         await self._process.stop()
 
     def alive(self) -> bool:
@@ -169,6 +171,12 @@ class Refengine(Engine):
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
         return await self.client.score(ids, start, top_k)
+
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        """See `Engine.chat`."""
+        if self._chats is None:
+            raise EngineError(f"{self.variant.name}: the engine was not started")
+        return await self._chats.chat(chat, sampling)
 
 
 def _words(value: Any) -> Any:

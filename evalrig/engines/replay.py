@@ -6,18 +6,22 @@ the question alone, so order does not matter and a question asked twice gets the
     {"fingerprint": {...}, "capacity": {...}}
     {"ask": ["tokenize", "some text"], "answer": [1, 2]}
     {"ask": ["generate", [1, 2], 64, 7], "answer": {"text": "...", "token_ids": [3], "finish": "stop"}}      max tokens, seed
+    {"ask": ["chat", [["user", "Hi", "", [], ""]], [], "auto", false, 64, 7, []], "answer": {"text": "...", "finish": "stop"}}
     {"ask": ["score", [1, 2, 3], 1, 50], "answer": {"logprobs": [...], "top_ids": [[...]], "top_logprobs": [[...]]}}    start, K
+
+A chat is asked by its messages (role, content, reasoning, calls as [id, name, arguments], id of the call answered), names of
+tools, choice of tool, stream or not, max tokens, seed and stop strings; its answer has a `message` where calls came back.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
-from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
 
@@ -28,6 +32,10 @@ class ReplayOptions:
 
     answers: str = ""
     """Path of the answers; default: the variant's `weights`."""
+    chat: bool = False
+    """The file holds chats."""
+    tools: bool = False
+    """Chats with tools, too."""
 
 
 class _Line(msgspec.Struct):
@@ -48,6 +56,11 @@ class Replay(Engine):
         self._answers: dict[bytes, Any] | None = None
         self._fingerprint: Fingerprint | None = None
         self._capacity = Capacity()
+
+    @classmethod
+    def able(cls, options: ReplayOptions) -> Capabilities:
+        """What its file is said to hold."""
+        return replace(cls.capabilities, chat=options.chat, tools=options.tools)
 
     @classmethod
     def resolve(cls, variant: Variant, options: ReplayOptions, where: str) -> None:
@@ -124,11 +137,36 @@ class Replay(Engine):
             top_logprobs=np.asarray(lists[1], np.float32),
         )
 
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        """As recorded, by conversation, tools, length, seed and stop strings."""
+        answer = self._answer(*asked(chat, sampling))
+        if not isinstance(answer, dict) or "finish" not in answer:
+            raise EngineError(f"{self.variant.name}: a recorded answer does not say how it ended; record again")
+        plain = {"message": {"role": "assistant", "content": answer.get("text", "")}}
+        return msgspec.convert({**plain, **answer}, Completion)
+
     def _answer(self, *ask: Any) -> Any:
         key = msgspec.json.encode(ask)
         if self._answers is None or key not in self._answers:
             raise EngineError(f"{self.variant.name}: no recorded answer to {key[:120].decode(errors='replace')}")
         return self._answers[key]
+
+
+def asked(chat: Chat, sampling: Sampling) -> list[Any]:
+    """The question of a chat, as it is written in a file of answers."""
+    messages = [
+        [
+            m.role,
+            m.content,
+            m.reasoning,
+            [[call.id, call.name, call.arguments] for call in m.tool_calls],
+            m.tool_call_id,
+        ]
+        for m in chat.messages
+    ]
+    tools = [tool.name for tool in chat.tools]
+    limits = [sampling.max_tokens, sampling.seed, list(sampling.stop)]
+    return ["chat", messages, tools, chat.tool_choice, chat.stream, *limits]
 
 
 def _path(variant: Variant, options: ReplayOptions) -> Path:

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalrig.engine import Capabilities, Launch, Sampling, Scoring
+from evalrig import chat_wire
+from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.launcher import Launched, StartError, flags, redacted
 from evalrig.programs import Program
@@ -142,7 +143,7 @@ class Sglang(Launched):
     """One SGLang server."""
 
     Options = SglangOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1)
+    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, chat=True)
     module = "sglang.launch_server"
     package = "sglang"
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
@@ -174,12 +175,19 @@ class Sglang(Launched):
         super().__init__(variant, options, launch)
         self.options: SglangOptions = options
         self._client: Client | None = None
+        self._chats: chat_wire.Client | None = None
         self._info: dict[str, Any] = {}
 
     @classmethod
     def able(cls, options: SglangOptions) -> Capabilities:
-        """A seed holds in deterministic mode only; elsewhere it is ignored."""
-        return Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=options.numerics.deterministic)
+        """A seed holds in deterministic mode only; elsewhere it is ignored. Calls are parsed where a parser is named."""
+        return Capabilities(
+            prompt_logprobs=True,
+            top_logprobs=-1,
+            seed=options.numerics.deterministic,
+            chat=True,
+            tools=bool(options.parsers.tool_call_parser),
+        )
 
     @classmethod
     def resolve(cls, variant: Variant, options: SglangOptions, where: str) -> None:
@@ -217,6 +225,7 @@ class Sglang(Launched):
     def connect(self, url: str) -> Client:
         """See `Launched.connect`."""
         self._client = Client(self.variant.name, url, self.launch.request_seconds, self.launch.connections)
+        self._chats = chat_wire.Client(self._client, chat_wire.SGLANG)
         return self._client
 
     def server(self) -> Client | None:
@@ -294,6 +303,12 @@ class Sglang(Launched):
         if self.options.numerics.scoring == "prefill":
             return await self.guarded(self.client.score(ids, start, top_k))
         return await self.guarded(self._over_cached_prefix(ids, start, top_k))
+
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        """See `Engine.chat`."""
+        if self._chats is None:
+            raise EngineError(f"{self.variant.name}: the engine was not started")
+        return await self.guarded(self._chats.chat(chat, sampling))
 
     async def _over_cached_prefix(self, ids: Sequence[int], start: int, top_k: int) -> Scoring:
         """Fill the cache with what stands before, then score; what has too little before it is scored cold first."""

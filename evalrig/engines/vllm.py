@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from evalrig.engine import Capabilities, Launch, Sampling, Scoring
+from evalrig import chat_wire
+from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.launcher import Launched, StartError, flags, redacted
 from evalrig.programs import Program
@@ -109,7 +110,7 @@ class Vllm(Launched):
     """One vLLM server."""
 
     Options = VllmOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
     module = "vllm.entrypoints.openai.api_server"
     package = "vllm"
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
@@ -138,14 +139,20 @@ class Vllm(Launched):
         super().__init__(variant, options, launch)
         self.options: VllmOptions = options
         self._client: Client | None = None
+        self._chats: chat_wire.Client | None = None
         self._version = ""
         self._cache: dict[str, str] = {}
 
     @classmethod
     def able(cls, options: VllmOptions) -> Capabilities:
-        """As far as `max_logprobs` goes."""
-        limit = options.numerics.max_logprobs
-        return Capabilities(prompt_logprobs=True, top_logprobs=min(limit, LONGEST_LIST), seed=True)
+        """As far as `max_logprobs` goes. Calls are parsed where a parser is named."""
+        return Capabilities(
+            prompt_logprobs=True,
+            top_logprobs=min(options.numerics.max_logprobs, LONGEST_LIST),
+            seed=True,
+            chat=True,
+            tools=bool(options.parsers.tool_call_parser),
+        )
 
     @classmethod
     def resolve(cls, variant: Variant, options: VllmOptions, where: str) -> None:
@@ -172,6 +179,7 @@ class Vllm(Launched):
         """See `Launched.connect`."""
         self._client = Client(self.variant.name, url, self.launch.request_seconds, self.launch.connections)
         self._client.max_logprobs = self.options.numerics.max_logprobs
+        self._chats = chat_wire.Client(self._client, chat_wire.VLLM)
         return self._client
 
     def server(self) -> Client | None:
@@ -238,6 +246,12 @@ class Vllm(Launched):
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
         return await self.guarded(self.client.score(ids, start, top_k))
+
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        """See `Engine.chat`."""
+        if self._chats is None:
+            raise EngineError(f"{self.variant.name}: the engine was not started")
+        return await self.guarded(self._chats.chat(chat, sampling))
 
     def _weights(self) -> str:
         """The checkpoint's, or what it was quantised to while loading."""

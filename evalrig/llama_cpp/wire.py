@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import httpx
 import msgspec
 
+from evalrig.chat_wire import Dialect
 from evalrig.engine import Sampling
 from evalrig.errors import EngineError
 from evalrig.types import Completion, Message
@@ -39,6 +40,24 @@ UNTOUCHED: Final[Mapping[str, Any]] = {
     "stream": False,
 }
 """Sent with every request: the server's defaults (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05) come from anywhere."""
+
+_NATIVE: Final = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
+CHAT: Final = Dialect(
+    top_k="top_k",
+    top_k_off=0,
+    min_p="min_p",
+    repetition="repeat_penalty",
+    reasoning="reasoning_content",
+    always={
+        **{key: value for key, value in UNTOUCHED.items() if key not in (*_NATIVE, "return_tokens", "stream")},
+        "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+        "repeat_last_n": 65536,
+        "logprobs": True,
+        "top_logprobs": 1,
+    },
+)
+"""Its chat route takes the native parameters too. Token ids come with logprobs alone. Penalties look back over a
+whole conversation: the default are 64 tokens, and -1 is refused."""
 
 
 class Top(msgspec.Struct):
@@ -95,7 +114,7 @@ class Client:
         self.name = name
         self.vocabulary = 0
         self.context = 0
-        self._slots = asyncio.Semaphore(slots)
+        self.slots = asyncio.Semaphore(slots)
         # trust_env off: a proxy from the environment would stand between us and a loopback engine
         self._http = httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(seconds, connect=10.0), trust_env=False)
 
@@ -164,7 +183,7 @@ class Client:
         if self.context and len(prompt) >= self.context:
             text = f"{len(prompt)} tokens do not fit the context of {self.context}; raise `context_length`"
             raise EngineError(f"{self.name}: {text}")
-        async with self._slots:
+        async with self.slots:
             answer, retries = await self._call("POST", "/completion", {**UNTOUCHED, **body}, Answer)
         if answer.tokens_evaluated != len(prompt):
             raise EngineError(f"{self.name}: answered a prompt of {answer.tokens_evaluated} tokens, not {len(prompt)}")

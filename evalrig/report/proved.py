@@ -86,6 +86,8 @@ def engines(folder: RunFolder, plan: Plan) -> Engines:
     ]
     for label, read in _PROPERTIES.items():
         lines.append((label, [read(proof) if proof else "not reached" for proof in found.values()]))
+    for rung in dict.fromkeys(rung.name for proof in found.values() if proof for rung in proof.ladder):
+        lines.append((f"chat: {rung}" if rung != "chat" else rung, [_rung(proof, rung) for proof in found.values()]))
     for key in flags:
         lines.append((key, [_flag(proof, key) for proof in found.values()]))
     rows = [
@@ -106,7 +108,7 @@ _PROPERTIES: Mapping[str, Callable[[Preflight], str]] = {
     "KV pool, tokens": lambda p: f"{p.capacity.kv_tokens:,}" if p.capacity.kv_tokens else NOT_SAID,
     "KV per token": lambda p: sized(p.capacity.kv_bytes_per_token) if p.capacity.kv_bytes_per_token else NOT_SAID,
     "weights in memory": lambda p: sized(p.capacity.weight_bytes) if p.capacity.weight_bytes else NOT_SAID,
-    "probes tokenised": lambda p: str(len(p.prompt_digests)),
+    "probes tokenised": lambda p: str(len(p.probes.prompt_digests)),
 }
 
 
@@ -120,6 +122,12 @@ def _digest(text: str) -> str:
 
 def _flag(proof: Preflight | None, key: str) -> str:
     return str(proof.fingerprint.flags.get(key, NOTHING)) if proof else "not reached"
+
+
+def _rung(proof: Preflight | None, name: str) -> str:
+    if proof is None:
+        return "not reached"
+    return next((rung.outcome.value for rung in proof.ladder if rung.name == name), "not tried")
 
 
 def sources(plan: Plan) -> tuple[Source, ...]:

@@ -109,7 +109,7 @@ def test_the_key_comes_from_the_environment_and_is_sent_and_never_kept(
 
     async def go() -> Any:
         await engine.start()
-        assert engine.client._http.headers["authorization"] == "Bearer s3cret"
+        assert engine.client.http.headers["authorization"] == "Bearer s3cret"
         found = await engine.fingerprint()
         await engine.stop()
         return found
@@ -151,10 +151,17 @@ def test_what_cannot_be_attached_to_is_refused_before_anything_starts(weights: s
 @pytest.mark.parametrize(
     ("options", "able"),
     [
-        ({"dialect": "vllm"}, Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True)),
-        ({"dialect": "vllm", "top_logprobs": 100}, Capabilities(prompt_logprobs=True, top_logprobs=100, seed=True)),
-        ({"dialect": "sglang", "top_logprobs": -1}, Capabilities(prompt_logprobs=True, top_logprobs=0)),
-        ({"dialect": "openai", "top_logprobs": 5}, Capabilities()),
+        ({"dialect": "vllm"}, Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True, chat=True)),
+        (
+            {"dialect": "vllm", "top_logprobs": 100},
+            Capabilities(prompt_logprobs=True, top_logprobs=100, seed=True, chat=True),
+        ),
+        ({"dialect": "sglang", "top_logprobs": -1}, Capabilities(prompt_logprobs=True, top_logprobs=0, chat=True)),
+        ({"dialect": "openai", "top_logprobs": 5}, Capabilities(chat=True, tools=True)),
+        (
+            {"dialect": "sglang", "tools": True},
+            Capabilities(prompt_logprobs=True, top_logprobs=1000, chat=True, tools=True),
+        ),
     ],
 )
 def test_it_can_do_what_its_dialect_can(options: Any, able: Capabilities) -> None:

@@ -185,10 +185,10 @@ def test_weights_and_cache_engage_and_are_proved(tiny: Path, tmp_path: Path, mon
     assert [found.faults for found in (plain, cache, weights)] == [(), (), ()]
     said = [(found.fingerprint.weights, found.fingerprint.kv_cache) for found in (plain, cache, weights)]
     assert said == [("bf16", "bf16"), ("bf16", "f16/f32"), ("q4_0", "bf16")]
-    assert plain.prompt_digests == cache.prompt_digests == weights.prompt_digests
-    assert not set(plain.logprob_digests.values()) & {
-        *cache.logprob_digests.values(),
-        *weights.logprob_digests.values(),
+    assert plain.probes.prompt_digests == cache.probes.prompt_digests == weights.probes.prompt_digests
+    assert not set(plain.probes.logprob_digests.values()) & {
+        *cache.probes.logprob_digests.values(),
+        *weights.probes.logprob_digests.values(),
     }
     assert cache.capacity.kv_bytes_per_token == 1.5 * plain.capacity.kv_bytes_per_token
     assert plain.capacity.weight_bytes > weights.capacity.weight_bytes

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evalrig.likeness import GARBAGE_NATS, alone, beside
-from evalrig.types import Capacity, Finding, Fingerprint, Inventory, Level, Preflight
+from evalrig.types import Capacity, Finding, Fingerprint, Inventory, Level, Preflight, Probes
 from evalrig.validity import compare, expected
 
 FP8 = "Using FP8 KV cache but no scaling factors provided. Defaulting to scaling factors of 1.0."
@@ -24,9 +24,7 @@ def preflight(variant: str = "cheap", weights: str = "bf16", kv_cache: str = "bf
         expect={},
         fingerprint=Fingerprint(engine="x", version="1", weights=weights, kv_cache=kv_cache, weights_digest=variant),
         capacity=Capacity(kv_tokens=10, kv_bytes_per_token=more.pop("held", 4.0)),
-        prompt_digests={},
-        logprob_digests={},
-        probe_nats=more.pop("nats", 3.0),
+        probes=Probes(nats=more.pop("nats", 3.0)),
         inventory=Inventory(**{**inventory, **more}),
     )
 
@@ -181,8 +179,6 @@ def test_an_engine_that_tells_nothing_adds_no_finding() -> None:
         expect={},
         fingerprint=Fingerprint(engine="x", version="1", weights="bf16", kv_cache="fp8_e4m3"),
         capacity=Capacity(kv_tokens=1, kv_bytes_per_token=1.0),
-        prompt_digests={},
-        logprob_digests={},
     )
     assert not list(alone(bare))
     assert not list(beside(bare, bare))

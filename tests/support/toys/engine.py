@@ -5,6 +5,7 @@ that file is what the `replay` engine answers from.
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
+from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
+from evalrig.engines.replay import asked
 from evalrig.errors import EngineError
-from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.types import Capacity, Completion, Fingerprint, Message, ToolCall, Variant
 
 VOCABULARY = 64
 END = 1
@@ -54,6 +56,8 @@ class ToyOptions:
     """Every so many scorings fail, as an overloaded engine's would."""
     refuse_answers: int = 0
     """Every so many answers fail."""
+    refuse_chats: bool = False
+    """Every chat fails."""
     nan_every: int = 0
     """Every so many scorings hold a NaN."""
     record: str = ""
@@ -62,7 +66,9 @@ class ToyOptions:
 
 class Toy(Engine):
     Options = ToyOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True, tools=True
+    )
     starts: ClassVar[int] = 0
 
     def __init__(self, variant: Variant, options: ToyOptions, launch: Launch) -> None:
@@ -104,7 +110,7 @@ class Toy(Engine):
         await self._call()
         if isinstance(prompt, str):
             return self._said(tokens(prompt), "tokenize", prompt)
-        text = "".join(self.options.template.format(role=m.role, content=m.content) for m in prompt)
+        text = "".join(self._shown(message) for message in prompt)
         return self._said(tokens(text), "tokenize", [[m.role, m.content] for m in prompt])
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
@@ -138,6 +144,46 @@ class Toy(Engine):
         answer = {"logprobs": logprobs.tolist(), "top_ids": order.tolist(), "top_logprobs": top.tolist()}
         self._said(answer if k else {"logprobs": logprobs.tolist()}, "score", list(ids), start, top_k)
         return Scoring(token_ids=np.asarray(ids[start:], np.int32), logprobs=logprobs, top_ids=order, top_logprobs=top)
+
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        """A tool is called whenever there is one and no result yet. Not counted in `calls`: preflight alone has a dozen."""
+        if not self.alive() or self.options.refuse_chats:
+            raise EngineError(f"{self.variant.name}: HTTP 404")
+        prompt = tokens("".join(self._shown(message) for message in chat.messages))
+        prompt += tokens("".join(tool.name for tool in chat.tools if chat.tool_choice != "none"))
+        wanted = chat.tools if chat.tool_choice != "none" and chat.messages[-1].role != "tool" else ()
+        if wanted:
+            named = [tool for tool in wanted if tool.name == chat.tool_choice] or list(wanted)
+            arguments = json.dumps({key: "a" for key in named[0].parameters.get("required", ())})
+            new, text, finish = list(tokens(arguments)), "", "tool_calls"
+            message = Message(
+                role="assistant",
+                content="",
+                tool_calls=(ToolCall(id="call_0", name=named[0].name, arguments=arguments),),
+            )
+        else:
+            new, text, finish = self._spoken(prompt, sampling)
+            message = Message(role="assistant", content=text)
+        counts = {"prompt_tokens": len(prompt), "completion_tokens": len(new)}
+        answer = {**counts, "text": text, "token_ids": new, "finish": finish, "message": msgspec.to_builtins(message)}
+        self._said(answer, *asked(chat, sampling))
+        return msgspec.convert(answer, Completion)
+
+    def _shown(self, message: Message) -> str:
+        return self.options.template.format(role=message.role, content=message.content)
+
+    def _spoken(self, prompt: Sequence[int], sampling: Sampling) -> tuple[list[int], str, str]:
+        """Tokens, text and ending of what is said after a prompt."""
+        rng, new = np.random.default_rng(sampling.seed), list[int]()
+        while len(new) < sampling.max_tokens and END not in new:
+            row = self._rows([new[-1] if new else prompt[-1]])[0].astype(np.float64)
+            p = np.exp(row) / np.exp(row).sum()
+            new.append(int(rng.choice(VOCABULARY, p=p)) if sampling.temperature else int(row.argmax()))
+            text = "".join(chr(33 + token) for token in new)
+            for stop in sampling.stop:
+                if stop in text:
+                    return new, text[: text.index(stop)], "stop"
+        return new, "".join(chr(33 + token) for token in new), "stop" if new[-1] == END else "length"
 
     def _rows(self, before: Sequence[int]) -> np.ndarray:
         if self.table is None:

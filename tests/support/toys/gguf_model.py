@@ -10,8 +10,19 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\n<tools>' }}{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}"
+    "{{ '\n</tools> answer with <tool_call>{json}</tool_call><|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') }}"
+    "{% for call in message.tool_calls or [] %}{% set function = call.function or call %}"
+    '{{ \'<tool_call>\n{"name": "\' + function.name + \'", "arguments": \' }}{{ function.arguments | tojson }}'
+    "{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Shows tools and calls, as Hermes models do."""
 
-def tiny_model(path: Path, seed: int = 0, add_bos: bool = False) -> Path:
+
+def tiny_model(path: Path, seed: int = 0, add_bos: bool = False, template: str = TEMPLATE) -> Path:
     """Width 64, 4 heads over 2, 2 layers, 260 tokens: three special ones, every byte, and one merge."""
     rng = np.random.default_rng(seed)
     width, heads, kv_heads, hidden = 64, 4, 2, 96
@@ -38,7 +49,7 @@ def tiny_model(path: Path, seed: int = 0, add_bos: bool = False) -> Path:
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
     writer.add_add_bos_token(add_bos)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(template)
 
     def add(name: str, *shape: int) -> None:
         values = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) * (2.0 / np.sqrt(shape[-1]))

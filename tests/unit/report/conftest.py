@@ -22,6 +22,7 @@ from evalrig.types import (
     Message,
     Metric,
     Preflight,
+    Probes,
     Provenance,
     Record,
     Sample,
@@ -213,8 +214,10 @@ def _preflight(variant: Variant, made: Made) -> Preflight:
             device="cpu",
         ),
         capacity=effect.capacity,
-        prompt_digests={"prose": "aa", "code": "bb"},
-        logprob_digests={"prose": variant.name if variant.role == "candidate" else "reference"},
+        probes=Probes(
+            prompt_digests={"prose": "aa", "code": "bb"},
+            logprob_digests={"prose": variant.name if variant.role == "candidate" else "reference"},
+        ),
     )
 
 
