@@ -6,7 +6,7 @@ A text that a limit cut before its answer was complete is `truncated`; every oth
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import msgspec
 
@@ -131,7 +131,7 @@ def _sample(question: _Question) -> Sample:
 
 def _graded(said: Completion, sample: Sample, thinking: bool, prompt_sha256: str) -> Attempt:
     """The attempt that a text makes: scored, or truncated where a limit cut it before its answer was complete."""
-    match = next(each for each in answer.MATCHES if each == sample.tags[0])
+    match = cast(answer.Match, sample.tags[0])
     cut = said.finish == "length"
     given = answer.found(said.text, match, cut, thinking)
     correct = given is not None and answer.right(given, sample.target.split("\n"), match)

@@ -179,7 +179,9 @@ def test_truncation_counted_as_agreement(
     assert level is None or found.level is level
     after = verdict.candidates["cheap"].checks[1].estimate
     assert before is not None
+    assert before.value is not None
     assert after is not None
+    assert after.value is not None
     assert after.n == before.n, "they stay in the denominator"
     assert after.value - before.value == pytest.approx((count if arm == "reference" else -count) / 120)
 
