@@ -10,10 +10,9 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn
 
 Match = Literal["exact", "verbatim", "number", "choice", "json", "contains"]
-MATCHES: tuple[Match, ...] = get_args(Match)
 
 _MARKER = re.compile(r"\banswer\b[^\n.:=]{0,40}?(?:\bis\b[ \t]*:?|[:=])[ \t]*\**:?[ \t]*", re.IGNORECASE)
 _BRACE = re.compile(r"\\boxed\s*\{|[{}]")

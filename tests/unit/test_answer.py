@@ -1,11 +1,13 @@
 """Answers found in text and compared: what other harnesses got wrong, by name."""
 
 import time
+from typing import get_args
 
 import pytest
 
-from evalrig.answer import MATCHES, Match, found, right, unfit
+from evalrig.answer import Match, found, right, unfit
 
+MATCHES: tuple[Match, ...] = get_args(Match)
 RIGHT: list[tuple[Match, str, str]] = [
     # the plain case, and what surrounds it
     ("exact", "Paris", "Paris"),
