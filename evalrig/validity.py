@@ -28,6 +28,8 @@ FEWEST_AGAIN = 10
 """Pairs below which A/A could not fail whatever it saw: ten changes in one direction reach p = .001."""
 MISSING_DISTANCE = 0.05
 """Largest share of unscored prompts in an arm of a distance suite."""
+MOST_CUT = 0.05
+"""Largest share of the reference's answers that a limit may cut before they are complete."""
 
 
 def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
@@ -38,7 +40,7 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
             for rule in (_complete, _rows, _audited):
                 found += rule(gathered, suite, variant.name)
         for candidate in gathered.plan.candidates:
-            for rule in (_same_tokens, _lost, _echoed):
+            for rule in (_same_tokens, _lost, _cut, _echoed):
                 found += rule(gathered, suite, candidate)
     for arm in evidence:
         found += [*_engaged(arm), *_above_floor(arm)]
@@ -254,6 +256,23 @@ def _lost(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Find
         yield Finding(
             rule="missing", level=Level.UNDECIDED, text=f"{suite.name}: {counts}", candidate=candidate, suite=suite.name
         )
+
+
+def _cut(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Finding]:
+    """Answers that a limit ended before they were complete: a wrong score each, and a limit set too low if many."""
+    cut = {
+        arm: {(r.sample, r.epoch) for r in gathered.records[arm, suite.name] if r.state is State.TRUNCATED}
+        for arm in (REFERENCE, candidate)
+    }
+    if not any(cut.values()):
+        return
+    ours, theirs, planned = len(cut[REFERENCE]), len(cut[candidate]), len(suite.samples) * suite.epochs
+    p = mcnemar_midp(len(cut[candidate] - cut[REFERENCE]), len(cut[REFERENCE] - cut[candidate]))
+    text = f"{suite.name}: a limit cut {ours} of the reference's and {theirs} of {candidate}'s {planned} answers, p = {p:.2g}"
+    level = Level.WARN if p < 0.05 else Level.OK
+    if ours > MOST_CUT * planned:
+        level, text = Level.UNDECIDED, f"{text}; raise `max_tokens`"
+    yield Finding(rule="cut answers", level=level, text=text, candidate=candidate, suite=suite.name)
 
 
 def _engaged(arm: Evidence) -> Iterator[Finding]:

@@ -3,11 +3,13 @@
 import collections
 import hashlib
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from evalrig import fetch
+from evalrig import answer, fetch
 from evalrig.content import content_dir
 
 
@@ -56,6 +58,27 @@ def test_piqa_counts_are_those_of_the_file() -> None:
     assert (len(rows), len(asked)) == (file.rows, file.distinct) == (1500, 1466)
     assert sum(n > 1 for n in asked.values()) == 26
     assert collections.Counter(row["answer"][:3] for row in rows) == {"A. ": 754, "B. ": 746}
+
+
+def test_the_short_questions_are_what_their_script_writes() -> None:
+    path = fetch.path_of("short_answers")
+    script = path.with_name("generate.py")
+    written = subprocess.run([sys.executable, str(script)], capture_output=True, timeout=60, check=True).stdout
+    assert written == path.read_bytes()
+
+
+def test_every_short_question_is_asked_once_and_its_own_answer_is_right() -> None:
+    rows = [json.loads(line) for line in fetch.path_of("short_answers").read_text(encoding="utf-8").splitlines()]
+    levels = collections.Counter(tuple(row["tags"]) for row in rows)
+    assert len({family for family, _ in levels}) == 10
+    assert set(levels.values()) == {10}
+    assert len({row["messages"][-1]["content"] for row in rows}) == len(rows) == 300
+    for row in rows:
+        shown = {message["content"] for message in row["messages"][:-1]}
+        assert row["messages"][-1]["content"] not in shown
+        given = answer.found(row["answers"][0], row["match"])
+        assert given is not None
+        assert answer.right(given, row["answers"], row["match"])
 
 
 def test_prompts_are_48_of_eight_kinds_and_none_twice() -> None:

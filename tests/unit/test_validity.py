@@ -153,6 +153,39 @@ def test_one_suite_answered_from_the_reference_s_cache_shows(folder: RunFolder) 
     assert text == "cheap, piqa: the logprobs of all 120 answers equal the reference's bit for bit"
 
 
+@pytest.mark.parametrize(
+    ("arm", "count", "level", "words"),
+    [
+        ("reference", 6, None, "a limit cut 6 of the reference's and 0 of cheap's 120 answers"),
+        ("reference", 7, Level.UNDECIDED, "a limit cut 7 of the reference's and 0 of cheap's 120 answers"),
+        ("cheap", 4, Level.OK, "a limit cut 0 of the reference's and 4 of cheap's 120 answers, p = 0.062"),
+        ("cheap", 7, Level.WARN, "a limit cut 0 of the reference's and 7 of cheap's 120 answers, p = 0.0078"),
+    ],
+)
+def test_truncation_counted_as_agreement(
+    folder: RunFolder, arm: str, count: int, level: Level | None, words: str
+) -> None:
+    """Pitfalls 12 and 17: an answer cut by the limit is wrong, said, and many of the reference's decide nothing."""
+
+    def cut(rows: list[Any]) -> list[Any]:
+        right = [row for row in rows if row["scores"]["accuracy"] == 1.0][:count]
+        return [{**row, "state": "truncated", "scores": {}} if row in right else row for row in rows]
+
+    before = judge(folder).candidates["cheap"].checks[1].estimate
+    rewritten(folder, arm, "piqa", cut)
+    verdict = judge(folder)
+    [found] = [f for f in verdict.validity if f.rule == "cut answers" and f.candidate == "cheap"]
+    assert words in found.text
+    assert level is None or found.level is level
+    after = verdict.candidates["cheap"].checks[1].estimate
+    assert before is not None
+    assert before.value is not None
+    assert after is not None
+    assert after.value is not None
+    assert after.n == before.n, "they stay in the denominator"
+    assert after.value - before.value == pytest.approx((count if arm == "reference" else -count) / 120)
+
+
 def test_a_second_reference_that_mostly_failed_proves_nothing(folder: RunFolder) -> None:
     def fail(rows: list[Any]) -> list[Any]:
         return [*rows[:5], *({**row, "state": "infra", "scores": {}} for row in rows[5:])]

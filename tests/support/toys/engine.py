@@ -118,7 +118,7 @@ class Toy(Engine):
         self.answers += 1
         if self.options.refuse_answers and self.answers % self.options.refuse_answers == 0:
             raise EngineError(f"{self.variant.name}: HTTP 400")
-        rng = np.random.default_rng(sampling.seed)
+        rng = np.random.default_rng(list(ids) if sampling.seed is None else sampling.seed)
         new: list[int] = []
         while len(new) < sampling.max_tokens and END not in new:
             before = new[-1] if new else ids[-1]
