@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         file + keys,
     )
     _verb(verbs, "list", _list, "kinds of engines, suites, gates and runners; shipped run files; fetched data", [])
+    other = {"metavar": "PYTHON", "nargs": "?", "default": "python3", "help": "of SGLang's or vLLM's environment"}
+    _verb(verbs, "doctor", _doctor, "say what is here and what each lack means", [("python", other)])
     target = [("target", {"metavar": "DIR", "type": Path, "nargs": "?", "default": Path(), "help": "default: here"})]
     _verb(verbs, "init", _init, "copy a starter run file and a CI recipe; never overwrites", target)
     source = [
@@ -189,6 +191,14 @@ def _list(arguments: argparse.Namespace) -> int:
         state = "shipped" if card.package is None else "not fetched" if missing([card.name]) else "fetched"
         sys.stdout.write(f"{card.kind} {card.name}: {card.title} ({card.licence}; {state})\n")
     return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from evalrig.doctor import examine, needed, shown
+
+    signs = examine(arguments.python)
+    sys.stdout.write(shown(signs))
+    return 2 if needed(signs) else 0
 
 
 def _init(arguments: argparse.Namespace) -> int:

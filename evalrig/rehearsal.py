@@ -13,7 +13,9 @@ from typing import Any, Final
 from evalrig.assemble import Rig
 from evalrig.config.load import unfit
 from evalrig.config.schema import EngineConfig, ExpectConfig, RunConfig, SuiteConfig, VariantConfig
+from evalrig.engine import Engine
 from evalrig.errors import UsageError
+from evalrig.plugins import find
 from evalrig.suite import Suite
 from evalrig.types import REFERENCE, Variant
 
@@ -50,7 +52,7 @@ def rehearsed(config: RunConfig, rig: Rig, path: Path) -> RunConfig:
     """The run file of the rehearsal; `rig` is the run's own, as `show` finds it. What was replaced is listed in it.
 
     Raises:
-        UsageError: it is a rehearsal already, or its name has no room for the ending.
+        UsageError: it is a rehearsal already, its name has no room for the ending, or there is no such stand-in.
     """
     if config.rehearsal.replaced:
         raise UsageError(f"{path}: is the run file of a rehearsal; give the one that it was made from")
@@ -87,6 +89,9 @@ def _on_refengine(config: RunConfig, rig: Rig) -> tuple[RunConfig, list[str]]:
         f"engine: {ENGINE} in place of {config.engine.kind}{groups}",
         f"weights: {config.rehearsal.weights} for every variant; no checkpoint of the run file is opened",
     ]
+    kind = find("engines", ENGINE, Engine, "engine.kind")
+    model = Variant(name=REFERENCE, role="reference", engine=ENGINE, weights=config.rehearsal.weights)
+    kind.resolve(model, kind.Options(), "rehearsal")
     variants = {variant.name: variant for variant in rig.plan.variants}
     formats = {name: _formats(variant, lines) for name, variant in variants.items() if variant.role != "again"}
     for name in rig.plan.candidates:
