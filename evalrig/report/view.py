@@ -22,6 +22,8 @@ from evalrig.verdict import not_covered
 
 NO_CAPACITY = "the engine does not say what it holds, so nothing can be said about what is gained"
 
+NOT_REAL = "not measured in a rehearsal: a stand-in gains nothing"
+
 
 def page(folder: RunFolder, verdict: Verdict) -> Page:
     """Everything the report shows, in a form that depends on the run folder and the verdict only."""
@@ -78,14 +80,15 @@ def uncovered(plan: Plan) -> str:
 
 def card(folder: RunFolder, plan: Plan, name: str, one: CandidateVerdict) -> Card:
     """One candidate."""
-    gains = _gains(folder.preflight(REFERENCE), folder.preflight(name))
+    real = not plan.header.rehearsal
+    gains = _gains(folder.preflight(REFERENCE), folder.preflight(name)) if real else ()
     return Card(
         name=name,
         outcome=one.outcome,
         headline=headline(name, one, plan),
         meaning=MEANING[one.outcome],
         gains=gains,
-        gain_note=_gain_note(gains),
+        gain_note=_gain_note(gains) if real else NOT_REAL,
         checks=tuple(_check_row(check, plan) for check in one.checks),
         remarks=tuple(remarks(one, plan)) if one.outcome not in (Outcome.INVALID, Outcome.REHEARSAL) else (),
         scope=one.scope,

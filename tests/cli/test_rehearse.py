@@ -64,6 +64,7 @@ def test_no_verdict_can_be_read_from_any_file(complete: tuple[Path, str]) -> Non
     assert "<title>REHEARSAL (no verdict): toy-rehearsal (evalrig)</title>" in page
     assert '<div class="rehearsal"><p>REHEARSAL</p></div>' in page
     assert "<div>signature</div>" not in page
+    assert "not measured in a rehearsal: a stand-in gains nothing" in page
     assert (folder / "summary.md").read_text().startswith("## evalrig: REHEARSAL (no verdict) (toy-rehearsal)\n")
     root = ET.fromstring((folder / "junit.xml").read_text())
     assert root.get("name") == "REHEARSAL, no verdict: toy-rehearsal"
