@@ -9,7 +9,8 @@ from typing import Any
 from evalrig.errors import RunError, UsageError
 
 EPILOG = """\
-exit codes: 0 GO, 1 NO-GO, 2 usage or run file, 3 INVALID or could not run or interrupted, 4 INCONCLUSIVE
+exit codes: 0 GO, 1 NO-GO, 2 usage or run file, 3 INVALID or could not run or interrupted, 4 INCONCLUSIVE,
+            5 rehearsal complete (no verdict)
 start here: evalrig init, then evalrig show FILE, then evalrig run FILE"""
 
 
@@ -51,9 +52,16 @@ def _parser() -> argparse.ArgumentParser:
     keys = [("overrides", {"metavar": "key=value", "nargs": "*", "help": "keys of the run file to change"})]
     folder = [("folder", {"metavar": "RUN", "type": Path, "help": "run folder, as `evalrig run` printed it"})]
     _verb(verbs, "run", _run, "start the engines, run the suites, judge; the exit code is the verdict", file + keys)
+    _verb(verbs, "rehearse", _rehearse, "go through a run file on the embedded engine with few samples", file + keys)
     _verb(verbs, "resume", _resume, "go on with a run that was killed or stopped", folder)
     _verb(verbs, "judge", _judge, "judge a run again from its records, and write the report", folder)
-    _verb(verbs, "report", _report, "as judge, but exits with 0: write verdict and report of a run again", folder)
+    _verb(
+        verbs,
+        "report",
+        _report,
+        "as judge, but exits with 0 (not of a rehearsal): write verdict and report again",
+        folder,
+    )
     _verb(
         verbs,
         "show",
@@ -62,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         file + keys,
     )
     _verb(verbs, "list", _list, "kinds of engines, suites, gates and runners; shipped run files; fetched data", [])
+    other = {"metavar": "PYTHON", "nargs": "?", "default": "python3", "help": "of SGLang's or vLLM's environment"}
+    _verb(verbs, "doctor", _doctor, "say what is here and what each lack means", [("python", other)])
     target = [("target", {"metavar": "DIR", "type": Path, "nargs": "?", "default": Path(), "help": "default: here"})]
     _verb(verbs, "init", _init, "copy a starter run file and a CI recipe; never overwrites", target)
     source = [
@@ -94,6 +104,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from evalrig import run
 
     return _carry_out(lambda progress: run.run(arguments.file, arguments.overrides, progress))
+
+
+def _rehearse(arguments: argparse.Namespace) -> int:
+    from evalrig import run
+
+    return _carry_out(lambda progress: run.rehearse(arguments.file, arguments.overrides, progress))
 
 
 def _resume(arguments: argparse.Namespace) -> int:
@@ -144,9 +160,11 @@ def _report(arguments: argparse.Namespace) -> int:
     from evalrig.verdict import judge
 
     folder = RunFolder.open(arguments.folder)
-    write_report(folder, judge(folder))
-    sys.stdout.write(f"report: {folder.path / 'report.html'}\n")
-    return 0
+    verdict = judge(folder)
+    write_report(folder, verdict)
+    rehearsal = "REHEARSAL, no verdict; " if verdict.rehearsal else ""
+    sys.stdout.write(f"{rehearsal}report: {folder.path / 'report.html'}\n")
+    return verdict.exit_code if verdict.rehearsal else 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -173,6 +191,14 @@ def _list(arguments: argparse.Namespace) -> int:
         state = "shipped" if card.package is None else "not fetched" if missing([card.name]) else "fetched"
         sys.stdout.write(f"{card.kind} {card.name}: {card.title} ({card.licence}; {state})\n")
     return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from evalrig.doctor import examine, needed, shown
+
+    signs = examine(arguments.python)
+    sys.stdout.write(shown(signs))
+    return 2 if needed(signs) else 0
 
 
 def _init(arguments: argparse.Namespace) -> int:

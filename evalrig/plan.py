@@ -82,6 +82,8 @@ class Header:
     model: str
     max_context: int
     note: str
+    rehearsal: tuple[str, ...] = ()
+    """What was replaced for a rehearsal; empty: a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,7 @@ def make_plan(
             model=config.scope.model,
             max_context=config.scope.max_context,
             note=config.scope.note,
+            rehearsal=tuple(config.rehearsal.replaced),
         ),
         config=config_tree,
         config_sha256=hashlib.sha256(text.encode()).hexdigest(),

@@ -24,8 +24,9 @@ from evalrig.plan import Plan
 from evalrig.types import Preflight, Record, Sample, Trace
 
 T = TypeVar("T")
-SCHEMA = 1
-"""Of the files in a run folder. History: 1, the first."""
+SCHEMA = 2
+"""Of the files in a run folder. History: 1, the first; 2, a plan may be that of a rehearsal."""
+READABLE = (1, 2)
 
 
 class RunFolder:
@@ -84,9 +85,9 @@ class RunFolder:
         if not (path / "plan.json").is_file():
             raise UsageError(f"{path}: not a run folder (no plan.json); give the folder that `evalrig run` printed")
         folder = cls(path)
-        if (schema := folder._json("plan.json", dict[str, Any], lambda parts: parts["schema"])) != SCHEMA:
+        if (schema := folder._json("plan.json", dict[str, Any], lambda parts: parts["schema"])) not in READABLE:
             raise UsageError(
-                f"{path}: a run of schema {schema!r}, this evalrig reads {SCHEMA}; use the one that wrote it"
+                f"{path}: a run of schema {schema!r}, this evalrig reads {' and '.join(map(str, READABLE))}; use the one that wrote it"
             )
         return folder
 

@@ -17,6 +17,7 @@ from evalrig.filing import Files
 from evalrig.preflight import Gatekeeper
 from evalrig.progress import Progress
 from evalrig.records import RunFolder
+from evalrig.rehearsal import rehearsed
 from evalrig.report import write_report
 from evalrig.resume import pending, refuse_if_changed
 from evalrig.runner import Work
@@ -35,7 +36,19 @@ class Finished:
 
 async def run(path: Path, overrides: Sequence[str], progress: Progress) -> Finished:
     """Run a run file from nothing."""
-    config: RunConfig = load_run(path, overrides)
+    return await _start(load_run(path, overrides), path, progress)
+
+
+async def rehearse(path: Path, overrides: Sequence[str], progress: Progress) -> Finished:
+    """Go through a run file in small, on the embedded engine: what would stop the run is found before GPUs are reserved."""
+    config = load_run(path, overrides)
+    small = rehearsed(config, assemble(config, path, progress.say, here=False), path)
+    for line in small.rehearsal.replaced:
+        progress.say(f"rehearsal: {line}")
+    return await _start(small, path, progress)
+
+
+async def _start(config: RunConfig, path: Path, progress: Progress) -> Finished:
     rig = assemble(config, path, progress.say)
     folder = RunFolder.create(rig.output, rig.plan, rig.text, environment(), rig.samples)
     progress.say(f"run folder: {folder.path}")

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -53,6 +53,8 @@ class Suite(ABC):
     metrics: ClassVar[tuple[Metric, ...]]
     traced: ClassVar[bool] = False
     """True: the reference answers first (`trace`), and every variant attempts the same token stream."""
+    brief: ClassVar[Mapping[str, int]] = {}
+    """Largest values that numeric options take in a rehearsal, where one attempt is long work."""
     content: tuple[str, ...] = ()
     """Fetched data it reads, by card name; none where the options name the user's own file."""
 

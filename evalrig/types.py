@@ -27,10 +27,18 @@ class Outcome(StrEnum):
     NO_GO = "NO-GO"
     INCONCLUSIVE = "INCONCLUSIVE"
     INVALID = "INVALID"
+    REHEARSAL = "REHEARSAL"
+    """Every step was gone through with few samples on a stand-in: no verdict."""
 
 
-EXIT_CODES: Mapping[Outcome, int] = {Outcome.GO: 0, Outcome.NO_GO: 1, Outcome.INVALID: 3, Outcome.INCONCLUSIVE: 4}
-SEVERITY = (Outcome.INVALID, Outcome.NO_GO, Outcome.INCONCLUSIVE, Outcome.GO)
+EXIT_CODES: Mapping[Outcome, int] = {
+    Outcome.GO: 0,
+    Outcome.NO_GO: 1,
+    Outcome.INVALID: 3,
+    Outcome.INCONCLUSIVE: 4,
+    Outcome.REHEARSAL: 5,
+}
+SEVERITY = (Outcome.INVALID, Outcome.REHEARSAL, Outcome.NO_GO, Outcome.INCONCLUSIVE, Outcome.GO)
 """Worst first: with several candidates the worst counts."""
 
 REFERENCE = "reference"
@@ -51,6 +59,8 @@ class CheckOutcome(StrEnum):
     FAILED = "fail"
     UNDECIDED = "undecided"
     INVALID = "invalid"
+    EXERCISED = "exercised"
+    """Applied in a rehearsal: it worked, and decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +381,8 @@ class Verdict:
     candidates: Mapping[str, CandidateVerdict]
     validity: tuple[Finding, ...]
     accounting: tuple[Accounting, ...]
+    rehearsal: tuple[str, ...] = ()
+    """What was replaced for a rehearsal; empty: a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,8 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
                 found += rule(gathered, suite, candidate)
     for arm in evidence:
         found += [*_engaged(arm), *_above_floor(arm)]
+    if gathered.plan.header.rehearsal:
+        found += _rehearsed(gathered)
     return [*found, *_noise(gathered)]
 
 
@@ -317,6 +319,23 @@ def _above_floor(arm: Evidence) -> Iterator[Finding]:
             yield Finding(
                 rule="distance above the floor", level=Level.WARN, text=text, candidate=arm.candidate, suite=suite
             )
+
+
+def _rehearsed(gathered: Gathered) -> Iterator[Finding]:
+    """A rehearsal is there to find what fails: a call that did, a suite in which nothing could be scored."""
+    for (variant, suite), records in gathered.records.items():
+        scope = "" if variant in (REFERENCE, AGAIN) else variant
+        failed = [record for record in records if record.state is State.INFRA]
+        unscored = [record for record in records if record.state is State.UNSCORED]
+        where, lost = f"{variant}, {suite}", failed or unscored
+        if lost:
+            what = "failed" if failed else "could not be scored"
+            text = f"{where}: {len(lost)} of {len(records)} attempts {what}: {lost[0].trajectory.error or 'no reason told'}"
+            level = Level.INVALID if failed or len(unscored) == len(records) else Level.WARN
+            yield Finding(rule="rehearsal", level=level, text=text, candidate=scope, suite=suite)
+        elif records:
+            text = f"{where}: all {len(records)} attempts were made and scored"
+            yield Finding(rule="rehearsal", level=Level.OK, text=text, candidate=scope, suite=suite)
 
 
 def _noise(gathered: Gathered) -> list[Finding]:

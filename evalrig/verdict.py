@@ -28,8 +28,8 @@ from evalrig.types import (
 )
 from evalrig.validity import ABSENT, findings
 
-SCHEMA = 1
-"""Of verdict.json. History: 1, the first."""
+SCHEMA = 2
+"""Of verdict.json. History: 1, the first; 2, `rehearsal`, with outcome REHEARSAL and checks that were `exercised`."""
 
 FAMILIES = ("knowledge", "coding", "tool calls", "long context", "token distribution", "serving load")
 """What a release reviewer asks about; a family without a suite is named as not covered."""
@@ -47,6 +47,8 @@ def judge(folder: RunFolder) -> Verdict:
     found = findings(gathered, evidence)
     scope = _scope(gathered)
     candidates = {arm.candidate: _judge_one(arm, gates, found, scope) for arm in evidence}
+    if plan.header.rehearsal:
+        candidates = {name: exercised(one) for name, one in candidates.items()}
     outcome = worst([verdict.outcome for verdict in candidates.values()])
     return Verdict(
         run=plan.header.run,
@@ -56,6 +58,7 @@ def judge(folder: RunFolder) -> Verdict:
         candidates=candidates,
         validity=tuple(found),
         accounting=tuple(_accounting(gathered)),
+        rehearsal=plan.header.rehearsal,
     )
 
 
@@ -66,7 +69,7 @@ def build(gate: GatePlan) -> Gate:
 
 
 def worst(outcomes: Sequence[Outcome]) -> Outcome:
-    """INVALID > NO-GO > INCONCLUSIVE > GO; of no candidates: INVALID."""
+    """INVALID > NO-GO > INCONCLUSIVE > GO (a rehearsal has none of the last three); of no candidates: INVALID."""
     return next((outcome for outcome in SEVERITY if outcome in outcomes), Outcome.INVALID)
 
 
@@ -88,6 +91,27 @@ def _judge_one(arm: Evidence, gates: Sequence[Gate], found: Sequence[Finding], s
     if outcome is Outcome.GO and not any(gate.earns and gate.plan.gating for gate in gates):
         outcome, reasons = Outcome.INCONCLUSIVE, [VETOES_ONLY]
     return CandidateVerdict(outcome=outcome, scope=scope, reasons=tuple(reasons), checks=tuple(checks))
+
+
+def exercised(one: CandidateVerdict) -> CandidateVerdict:
+    """What a rehearsal says of a candidate: that its checks ran. INVALID stays: something would stop the run as well."""
+    checks = tuple(
+        check
+        if check.outcome is CheckOutcome.INVALID
+        else replace(
+            check,
+            outcome=CheckOutcome.EXERCISED,
+            reason=f"exercised, decides nothing: {check.reason}",
+            needed=None,
+            p_go=1.0,
+            p_nogo=1.0,
+        )
+        for check in one.checks
+    )
+    if one.outcome is Outcome.INVALID:
+        return replace(one, checks=checks)
+    words = f"no verdict; exercised: {', '.join(f'{check.gate} ({check.suite})' for check in checks) or 'no check'}"
+    return replace(one, outcome=Outcome.REHEARSAL, reasons=(words,), checks=checks)
 
 
 def hold_back(check: Check, found: Sequence[Finding]) -> Check:
@@ -146,6 +170,8 @@ def _scope(gathered: Gathered) -> str:
     """What the verdict speaks for, and what it does not."""
     plan = gathered.plan
     suites = ", ".join(f"{suite.name} ({len(suite.samples)} samples)" for suite in plan.suites)
+    if plan.header.rehearsal:
+        return f"REHEARSAL: speaks for no model; gone through: {suites}"
     longest = max((_tokens(record) for rows in gathered.records.values() for record in rows), default=0)
     traced = ", scored by prefill: decoding may differ" if any(suite.traced for suite in plan.suites) else ""
     context = f"{traced}; contexts up to {longest} tokens were measured"

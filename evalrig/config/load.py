@@ -170,6 +170,7 @@ def _faults_of_values(run: RunConfig) -> list[str]:
         (bool(run.reference.weights), "reference.weights is empty; give a path or the name of a fetched model"),
         (run.runner.engines >= 1, f"runner.engines is {run.runner.engines}; 1 is the least"),
         (run.runner.concurrency >= 1, f"runner.concurrency is {run.runner.concurrency}; 1 is the least"),
+        (run.rehearsal.samples >= 1, f"rehearsal.samples is {run.rehearsal.samples}; 1 is the least"),
         (run.engine.start_seconds > 0, f"engine.start_seconds is {run.engine.start_seconds}; it must be above 0"),
         (run.engine.request_seconds > 0, f"engine.request_seconds is {run.engine.request_seconds}; it must be above 0"),
     ]

@@ -91,6 +91,18 @@ class RunnerConfig:
 
 
 @dataclass(kw_only=True)
+class RehearsalConfig:
+    """What `evalrig rehearse` makes of this file; a run does not look at it."""
+
+    weights: str = "smollm2-135m-instruct"
+    """What every variant stands on, where another engine than refengine is replaced by it."""
+    samples: int = 4
+    """Of each suite, at most."""
+    replaced: list[str] = field(default_factory=list[str])
+    """Written by `evalrig rehearse`. Not empty: this is a rehearsal, and ends without a verdict."""
+
+
+@dataclass(kw_only=True)
 class RunConfig:
     """A run file. Wider than other classes: it is the table of contents of everything else."""
 
@@ -108,3 +120,4 @@ class RunConfig:
     gates: dict[str, GateConfig] = field(default_factory=dict[str, GateConfig])
     scope: ScopeConfig = field(default_factory=ScopeConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
+    rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)

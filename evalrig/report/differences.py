@@ -16,6 +16,7 @@ READINGS = {
     CheckOutcome.FAILED: "a loss beyond the margin is shown",
     CheckOutcome.UNDECIDED: "undecided",
     CheckOutcome.INVALID: "invalid",
+    CheckOutcome.EXERCISED: "exercised, no reading",
 }
 
 
@@ -99,7 +100,7 @@ def _row(name: str, pairs: Pairs, test: PairedTest | None, gate: GatePlan | None
     if test is None:
         blank = {key: NOTHING for key in ("counts", "estimate", "interval", "p_go", "p_nogo", "method")}
         return DifferenceRow(arm=name, n="0", reading="no pairs were measured", **blank)
-    counts = NOTHING
+    counts, judged = NOTHING, check is not None and check.outcome is not CheckOutcome.EXERCISED
     if metric.kind == "binary":
         difference = np.nan_to_num(pairs.candidate) - np.nan_to_num(pairs.reference)
         counts = f"{int((difference < 0).sum())} / {int((difference > 0).sum())}"
@@ -110,15 +111,15 @@ def _row(name: str, pairs: Pairs, test: PairedTest | None, gate: GatePlan | None
         interval=interval(test.low, test.high, metric),
         n=f"{test.n:,}",
         reading=_reading(pairs, test, gate, check, name == NOISE),
-        p_go=p_value(test.p_go) if check else NOTHING,
-        p_nogo=p_value(test.p_nogo) if check else NOTHING,
+        p_go=p_value(test.p_go) if judged else NOTHING,
+        p_nogo=p_value(test.p_nogo) if judged else NOTHING,
         method=test.method,
     )
 
 
 def _reading(pairs: Pairs, test: PairedTest, gate: GatePlan | None, check: Check | None, noise: bool) -> str:
     parts = [READINGS[check.outcome] if check else "noise floor" if noise else "shown only"]
-    if gate and check:
+    if gate and check and check.outcome is not CheckOutcome.EXERCISED:
         seen = flags(test, gate.margin)
         if seen.degraded and check.outcome is CheckOutcome.PASSED:
             parts.append("yet some loss is real")

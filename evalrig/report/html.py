@@ -54,6 +54,10 @@ def tone(word: str) -> str:
         "undecided": "open",
         "held back": "open",
         "warning": "open",
+        "REHEARSAL": "open",
+        "REHEARSAL (no verdict)": "open",
+        "REHEARSAL: INVALID": "broken",
+        "exercised": "open",
     }.get(word, "plain")
 
 

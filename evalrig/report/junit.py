@@ -1,6 +1,6 @@
 """JUnit XML for CI: a suite a candidate, a case a check. Green if and only if the candidate is GO.
 
-fail = failure, undecided = failure of type INCONCLUSIVE, invalid = error; nothing is ever skipped.
+fail = failure, undecided = failure of type INCONCLUSIVE, invalid = error, rehearsed = failure of type REHEARSAL; nothing is ever skipped.
 """
 
 from xml.etree import ElementTree as ET
@@ -12,15 +12,18 @@ TROUBLE = {
     CheckOutcome.FAILED: ("failure", "NO-GO"),
     CheckOutcome.UNDECIDED: ("failure", "INCONCLUSIVE"),
     CheckOutcome.INVALID: ("error", "INVALID"),
+    CheckOutcome.EXERCISED: ("failure", "REHEARSAL"),
     Outcome.NO_GO: ("failure", "NO-GO"),
     Outcome.INCONCLUSIVE: ("failure", "INCONCLUSIVE"),
     Outcome.INVALID: ("error", "INVALID"),
+    Outcome.REHEARSAL: ("failure", "REHEARSAL"),
 }
 
 
 def junit(verdict: Verdict) -> bytes:
     """The whole file."""
-    root = ET.Element("testsuites", {"name": visible(verdict.run)})
+    named = f"REHEARSAL, no verdict: {verdict.run}" if verdict.rehearsal else verdict.run
+    root = ET.Element("testsuites", {"name": visible(named)})
     for name, one in verdict.candidates.items():
         own = [finding for finding in verdict.validity if finding.candidate in ("", name)]
         root.append(_suite(f"{verdict.run}.{name}", _candidate(f"{verdict.run}.{name}", one, own), verdict))

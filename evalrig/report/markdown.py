@@ -13,6 +13,7 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&!$@])")
 def markdown(page: Page) -> str:
     """The whole summary."""
     head, shown = page.head, page.cards[:MOST_CARDS]
+    outcome = "outcome, no verdict" if page.facts.rehearsal else "verdict"
     lines = [
         f"## evalrig: {escaped(head.outcome)} ({escaped(head.run)})",
         "",
@@ -20,7 +21,7 @@ def markdown(page: Page) -> str:
         "",
         f"**{escaped(head.outcome)}**: {escaped(head.sentence)}.",
         "",
-        "| candidate | verdict | grounds |",
+        f"| candidate | {outcome} | grounds |",
         "|---|---|---|",
         *(_line(card) for card in shown),
         "",
@@ -43,7 +44,8 @@ def _line(card: Card) -> str:
 def _notes(page: Page, shown: tuple[Card, ...]) -> list[str]:
     """What must not be missed by somebody who opens nothing else."""
     head = page.head
-    notes = [f"Gained by {card.name}: {card.gain_note}" for card in shown if card.gains]
+    notes = [f"Rehearsal: {line}" for line in page.facts.rehearsal]
+    notes += [f"Gained by {card.name}: {card.gain_note}" for card in shown if card.gains]
     notes += [
         f"Diagnostic for {card.name}, no effect on the verdict: {text}" for card in shown for text in card.remarks
     ]

@@ -13,7 +13,15 @@ MEANING = {
     Outcome.NO_GO: "at least one gating check shows a loss beyond its margin",
     Outcome.INCONCLUSIVE: "the data cannot decide; this blocks a release like NO-GO, and asks for more data",
     Outcome.INVALID: "the measurement cannot be trusted, so it says nothing about the candidate",
+    Outcome.REHEARSAL: "every step was gone through with few samples; nothing is said about the candidate",
 }
+
+
+def title(outcome: Outcome, rehearsal: bool) -> str:
+    """The outcome of a run where nothing stands beside it."""
+    if not rehearsal:
+        return outcome
+    return "REHEARSAL (no verdict)" if outcome is Outcome.REHEARSAL else f"REHEARSAL: {outcome}"
 
 
 def headline(name: str, verdict: CandidateVerdict, plan: Plan) -> str:
@@ -130,6 +138,8 @@ def overall(outcome: Outcome, outcomes: Sequence[Outcome], exit_code: int) -> st
     """How the run's verdict follows from the candidates'."""
     if not outcomes:
         return f"no candidate was judged, so the run is {outcome} (exit code {exit_code})"
+    if outcome is Outcome.REHEARSAL:
+        return f"every step of the run was gone through, and nothing is decided (exit code {exit_code})"
     if len(outcomes) == 1:
         return f"one candidate (exit code {exit_code})"
     tally = [f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes)]

@@ -292,6 +292,8 @@ class Facts:
     engines: Engines
     sources: tuple[Source, ...]
     repeat: Repeat
+    rehearsal: tuple[str, ...]
+    """What was replaced; empty: a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

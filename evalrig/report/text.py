@@ -13,11 +13,11 @@ from evalrig.records import RunFolder
 from evalrig.report.sentences import headline, metric_of
 from evalrig.report.view import uncovered
 from evalrig.report.words import count, margin_words, visible
-from evalrig.types import Metric, Verdict
+from evalrig.types import Metric, Outcome, Verdict
 
 WIDTH = 100
 """Of captured output, so that it is the same everywhere."""
-COLOURS = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow", "INVALID": "magenta"}
+COLOURS = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow", "INVALID": "magenta", "REHEARSAL": "yellow"}
 
 
 def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
@@ -27,7 +27,10 @@ def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
         (name, str(one.outcome), headline(name, one, plan).removeprefix(f"{one.outcome}: "))
         for name, one in verdict.candidates.items()
     ]
-    lines = [_table(("candidate", "verdict", "grounds"), rows), ""]
+    outcome = "outcome" if verdict.rehearsal else "verdict"
+    lines = [_table(("candidate", outcome, "grounds"), rows), ""]
+    if verdict.rehearsal:
+        lines = ["REHEARSAL: a stand-in, a few samples, no verdict", "", *lines]
     if missing := uncovered(plan):
         lines.append(visible(f"not covered: {missing}"))
     if plan.header.note:
@@ -38,8 +41,19 @@ def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
     if stopped or lost:  # an engine that was lost is tried again; one that is not what was expected is not
         lines.append(f"go on with: evalrig resume {shlex.quote(str(folder.path))}")
     lines.append(f"report: {folder.path / 'report.html'}")
-    lines.append(f"verdict: {verdict.outcome} (exit code {verdict.exit_code})")
+    lines.append(_last(verdict))
     return _plain(lines)
+
+
+def _last(verdict: Verdict) -> str:
+    code = f"(exit code {verdict.exit_code})"
+    if verdict.outcome is Outcome.REHEARSAL:
+        return f"REHEARSAL complete: no verdict {code}"
+    return (
+        f"REHEARSAL, not complete: {verdict.outcome} {code}"
+        if verdict.rehearsal
+        else f"verdict: {verdict.outcome} {code}"
+    )
 
 
 def planned(plan: Plan, text: str) -> str:

@@ -4,7 +4,7 @@ from evalrig.evidence import Gathered
 from evalrig.plan import Plan
 from evalrig.records import RunFolder
 from evalrig.report import differences, distances, flips, proved
-from evalrig.report.sentences import MEANING, gate_of, headline, metric_of, overall, remarks
+from evalrig.report.sentences import MEANING, gate_of, headline, metric_of, overall, remarks, title
 from evalrig.report.shown import Card, CheckRow, Facts, GainRow, Head, Page
 from evalrig.report.words import (
     NOTHING,
@@ -21,6 +21,8 @@ from evalrig.types import REFERENCE, CandidateVerdict, Check, Outcome, Preflight
 from evalrig.verdict import not_covered
 
 NO_CAPACITY = "the engine does not say what it holds, so nothing can be said about what is gained"
+
+NOT_REAL = "not measured in a rehearsal: a stand-in gains nothing"
 
 
 def page(folder: RunFolder, verdict: Verdict) -> Page:
@@ -42,6 +44,7 @@ def page(folder: RunFolder, verdict: Verdict) -> Page:
                 engines=proved.engines(folder, plan),
                 sources=proved.sources(plan),
                 repeat=proved.repeat(folder, plan),
+                rehearsal=verdict.rehearsal,
             ),
         )
     )
@@ -50,14 +53,15 @@ def page(folder: RunFolder, verdict: Verdict) -> Page:
 def head(folder: RunFolder, plan: Plan, verdict: Verdict) -> Head:
     """The top of the page; needs no evidence."""
     header = plan.header
+    model = header.model or "not named in the run file"
     outcomes = [one.outcome for one in verdict.candidates.values()]
     return Head(
         run=verdict.run,
         time=folder.path.resolve().name,
         question=header.question,
-        outcome=verdict.outcome,
+        outcome=title(verdict.outcome, bool(verdict.rehearsal)),
         sentence=overall(verdict.outcome, outcomes, verdict.exit_code),
-        model=header.model or "not named in the run file",
+        model=f"a stand-in for {model}" if verdict.rehearsal else model,
         note=header.note,
         confidence=(
             f"Every limit holds with {100 * (1 - header.alpha):g} % confidence on its side: "
@@ -76,16 +80,17 @@ def uncovered(plan: Plan) -> str:
 
 def card(folder: RunFolder, plan: Plan, name: str, one: CandidateVerdict) -> Card:
     """One candidate."""
-    gains = _gains(folder.preflight(REFERENCE), folder.preflight(name))
+    real = not plan.header.rehearsal
+    gains = _gains(folder.preflight(REFERENCE), folder.preflight(name)) if real else ()
     return Card(
         name=name,
         outcome=one.outcome,
         headline=headline(name, one, plan),
         meaning=MEANING[one.outcome],
         gains=gains,
-        gain_note=_gain_note(gains),
+        gain_note=_gain_note(gains) if real else NOT_REAL,
         checks=tuple(_check_row(check, plan) for check in one.checks),
-        remarks=tuple(remarks(one, plan)) if one.outcome is not Outcome.INVALID else (),
+        remarks=tuple(remarks(one, plan)) if one.outcome not in (Outcome.INVALID, Outcome.REHEARSAL) else (),
         scope=one.scope,
     )
 

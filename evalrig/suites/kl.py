@@ -6,6 +6,7 @@ audit sample the whole vocabulary is kept, so that what the bucket hides is meas
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -47,6 +48,7 @@ class Kl(Suite):
     Options = KlOptions
     family = "token distribution"
     traced = True
+    brief: ClassVar[Mapping[str, int]] = {"tokens": 16}
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(name="kl", kind="distance", units="nats/token"),
         Metric(name="logprob", kind="continuous", units="nats/token"),

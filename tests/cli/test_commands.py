@@ -235,5 +235,6 @@ def test_help_names_the_exit_codes_and_the_next_step(tmp_path: Path) -> None:
     code, out, said = evalrig("--help", cwd=tmp_path)
     assert (code, said) == (0, "")
     assert "0 GO, 1 NO-GO, 2 usage or run file, 3 INVALID or could not run or interrupted, 4 INCONCLUSIVE" in out
-    for verb in ("run", "resume", "judge", "report", "show", "list", "init", "fetch"):
+    assert "5 rehearsal complete (no verdict)" in out
+    for verb in ("run", "rehearse", "doctor", "resume", "judge", "report", "show", "list", "init", "fetch"):
         assert f"\n    {verb} " in out

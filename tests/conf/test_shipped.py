@@ -1,14 +1,18 @@
 """Every shipped run file loads, plans, and has a gate for each suite."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from toys.gguf_model import tiny_model
+from toys.runs import Silent
 
 from evalrig import fetch
 from evalrig.assemble import assemble
 from evalrig.config.load import dump, load_run
 from evalrig.content import content_dir
 from evalrig.errors import UsageError
+from evalrig.run import rehearse
 
 FILES = sorted(content_dir("conf").glob("*.yaml"))
 
@@ -66,3 +70,25 @@ def test_the_arms_of_a_run_file_for_gpus_differ_in_formats_alone(name: str) -> N
         wanted = {"bf16": "bfloat16"}.get(variant.expect["kv_cache"], variant.expect["kv_cache"])
         assert variant.options["weights_and_kv"]["kv_cache_dtype"] == wanted
     assert plan.header.model in ("GLM-5.2", "Kimi K2.6")
+
+
+QUICK = ("glm-int4.yaml",)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.name in QUICK else pytest.mark.slow, id=path.name) for path in FILES],
+)
+def test_a_shipped_run_file_can_be_rehearsed(path: Path, tmp_path: Path) -> None:
+    """On a random model: every variant, suite, gate and report of it is gone through."""
+    tiny = tiny_model(tmp_path / "tiny.gguf")
+    own = load_run(path).engine.kind == "refengine"
+    overrides = [f"{'reference' if own else 'rehearsal'}.weights={tiny}", f"output={tmp_path}"]
+    finished = asyncio.run(rehearse(path, overrides, Silent()))
+    verdict = finished.verdict
+    assert verdict.exit_code == 5, [finding.text for finding in verdict.validity if finding.level == "invalid"]
+    plan = finished.folder.plan()
+    assert {row.variant for row in verdict.accounting} == {variant.name for variant in plan.variants}
+    assert all(not row.absent for row in verdict.accounting)
+    for one in verdict.candidates.values():
+        assert {check.gate for check in one.checks} == {gate.name for gate in plan.gates}

@@ -123,7 +123,7 @@ def test_several_faults_are_named_at_once(toy: Path) -> None:
         ("suites/piqa/epoch", 2, "in toy.yaml: suites.piqa.epoch: no such key; did you mean `epochs`?"),
         ("nme", "x", "in toy.yaml: nme: no such key; did you mean `name`?"),
         ("zzz", "x", "in toy.yaml: zzz: no such key; known: name, question, seed, alpha, output, engine, reference, "
-         "candidates, suites, gates, scope, runner"),
+         "candidates, suites, gates, scope, runner, rehearsal"),
         ("seed", "two", "in toy.yaml: seed: Value 'two' of type 'str' could not be converted to Integer"),
         ("candidates", 3, "in toy.yaml: candidates: Cannot assign int to Dict[str, VariantConfig]"),
         ("candidates", {}, "candidates is empty; name at least one"),

@@ -189,8 +189,8 @@ def test_not_a_run_folder(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_schema_is_refused(folder: RunFolder) -> None:
     tree = json.loads((folder.path / "plan.json").read_text())
-    (folder.path / "plan.json").write_text(json.dumps({**tree, "schema": 2}))
-    with pytest.raises(UsageError, match="a run of schema 2, this evalrig reads 1; use the one that wrote it"):
+    (folder.path / "plan.json").write_text(json.dumps({**tree, "schema": 3}))
+    with pytest.raises(UsageError, match="a run of schema 3, this evalrig reads 1 and 2; use the one that wrote it"):
         RunFolder.open(folder.path)
     (folder.path / "plan.json").write_text("{")
     with pytest.raises(UsageError, match="damaged or of another version"):

@@ -99,7 +99,7 @@ def test_a_pass_needs_no_correction() -> None:
 
 
 def test_the_worst_candidate_counts() -> None:
-    assert SEVERITY == (Outcome.INVALID, Outcome.NO_GO, Outcome.INCONCLUSIVE, Outcome.GO)
+    assert SEVERITY == (Outcome.INVALID, Outcome.REHEARSAL, Outcome.NO_GO, Outcome.INCONCLUSIVE, Outcome.GO)
     for size in (1, 2, 3, 4):
         for outcomes in itertools.product(SEVERITY, repeat=size):
             assert worst(outcomes) is min(outcomes, key=SEVERITY.index)
@@ -107,7 +107,8 @@ def test_the_worst_candidate_counts() -> None:
 
 
 def test_exit_codes() -> None:
-    assert EXIT_CODES == {Outcome.GO: 0, Outcome.NO_GO: 1, Outcome.INVALID: 3, Outcome.INCONCLUSIVE: 4}
+    codes = {Outcome.GO: 0, Outcome.NO_GO: 1, Outcome.INVALID: 3, Outcome.INCONCLUSIVE: 4, Outcome.REHEARSAL: 5}
+    assert codes == EXIT_CODES
 
 
 # ---- a whole run
@@ -138,7 +139,7 @@ def test_judging_twice_gives_the_same_bytes(ran: RunFolder) -> None:
 
 def test_the_verdict_file_is_strict_and_names_each_candidate(ran: RunFolder) -> None:
     tree = json.loads((ran.path / "verdict.json").read_text(), parse_constant=lambda word: pytest.fail(word))
-    assert (tree["schema"], tree["outcome"], tree["exit_code"]) == (1, "NO-GO", 1)
+    assert (tree["schema"], tree["outcome"], tree["exit_code"]) == (2, "NO-GO", 1)
     assert {name: one["outcome"] for name, one in tree["candidates"].items()} == {"near": "GO", "far": "NO-GO"}
     assert tree["config_sha256"] == ran.plan().config_sha256
     [first, *_] = tree["candidates"]["near"]["checks"]
