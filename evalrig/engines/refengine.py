@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalrig import fetch
+from evalrig import fetch, troubles
 from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.process import Process
@@ -39,6 +39,7 @@ class Refengine(Engine):
 
     Options = RefengineOptions
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    troubles = troubles.REFENGINE
 
     def __init__(self, variant: Variant, options: RefengineOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
