@@ -130,6 +130,8 @@ class Watch:
         self.variant = engine.variant.name
         self.proved = False
         """Preflight admitted it."""
+        self.silent = 0
+        """Attempts in a row that got no answer."""
         self.ended = False
         self.unfinished = 0
         """Attempts that its end cut short."""
@@ -171,7 +173,7 @@ class Watch:
             again = f"{self.unfinished} attempts in flight are made again"
             self._file.progress.say(f"{said}; it is started again ({used + 1} of {allowed}), {again}")
             return None
-        return EngineError(f"{said}; it was restarted {used} times, engine.restarts is {allowed}")
+        return EngineError(f"{said}; engine.restarts ({allowed}) is used up" if allowed else said)
 
     async def close(self) -> None:
         """Stop an engine that has done its work; one that died after its last answer crashed all the same."""

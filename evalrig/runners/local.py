@@ -175,10 +175,8 @@ class Local(Runner):
     async def _cell(self, watch: Watch, cell: Cell, board: Board) -> None:
         """Attempts of one cell in this engine, some in flight, until none is left to take."""
         queue = board.left[cell]
-        silent = 0
 
         async def lane() -> None:
-            nonlocal silent
             while queue:
                 sample = queue.popleft()
                 try:
@@ -187,10 +185,10 @@ class Local(Runner):
                     queue.appendleft(sample)  # not filed: another process may make it
                     watch.unfinished += 1
                     raise
-                silent = 0 if answered else silent + 1
+                watch.silent = 0 if answered else watch.silent + 1
                 await board.ended(cell)
-                if silent >= SILENT_ATTEMPTS:
-                    text = f"{cell.variant}: {silent} attempts of `{cell.suite}` in a row got no answer"
+                if watch.silent >= SILENT_ATTEMPTS:
+                    text = f"{cell.variant}: {watch.silent} attempts in a row got no answer, the last of `{cell.suite}`"
                     raise Fell(text, "silent")
 
         try:
