@@ -72,6 +72,8 @@ def _assemble(config: RunConfig, say: Callable[[str], None], here: bool) -> Rig:
             log=log,
             start_seconds=config.engine.start_seconds,
             request_seconds=config.engine.request_seconds,
+            hang_seconds=config.engine.hang_seconds,
+            restarts=config.engine.restarts,
             connections=4 * config.runner.concurrency,
             say=say,
         )

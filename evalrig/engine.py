@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalrig.errors import EngineError
+from evalrig.troubles import Trouble
 from evalrig.types import Capacity, Completion, Fingerprint, Inventory, Message, Tool, Variant
 
 
@@ -93,6 +94,10 @@ class Launch:
     log: Path
     start_seconds: float
     request_seconds: float
+    hang_seconds: float = 900.0
+    """Without one answer while calls are in flight: then it hangs."""
+    restarts: int = 1
+    """How often a run may start the variant again after a crash or a hang."""
     connections: int = 64
     """Calls in flight at most."""
     say: Callable[[str], None] = lambda line: None
@@ -105,6 +110,8 @@ class Engine(ABC):
     Options: ClassVar[type]
     """Dataclass of the kind's own keys."""
     capabilities: ClassVar[Capabilities]
+    troubles: ClassVar[tuple[Trouble, ...]] = ()
+    """What is looked for in `launch.log` while the engine runs; empty: it writes none, or nothing known."""
 
     def __init__(self, variant: Variant, options: Any, launch: Launch) -> None:
         self.variant = variant

@@ -16,5 +16,9 @@ class EngineError(RunError):
     """
 
     def __init__(self, text: str) -> None:
-        line = " ".join(text.split())
-        super().__init__("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line))
+        super().__init__(one_line(text))
+
+
+def one_line(text: str) -> str:
+    """Foreign words as one line that a terminal does not obey."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))

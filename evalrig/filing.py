@@ -13,7 +13,7 @@ from evalrig.records import RunFolder
 from evalrig.runner import Filing
 from evalrig.suite import Attempt
 from evalrig.tokens import write_tokens
-from evalrig.types import Record, Trace
+from evalrig.types import Event, Record, Trace
 
 
 class Files(Filing):
@@ -44,6 +44,14 @@ class Files(Filing):
         """See `Filing.failure`."""
         self.folder.set_failed(variant, reason)
         self.progress.say(f"{reason}; the other variants go on")
+
+    def event(self, variant: str, event: Event) -> None:
+        """See `Filing.event`."""
+        self.folder.append_event(variant, event)
+
+    def events(self, variant: str) -> list[Event]:
+        """See `Filing.events`."""
+        return self.folder.events(variant)
 
     def traces(self, plan: Plan) -> dict[tuple[str, str, int], Trace]:
         """What a resumed run already holds."""

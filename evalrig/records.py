@@ -1,7 +1,7 @@
 """The run folder: append, read, resume. The only module that knows its file format.
 
 run.yaml  plan.json  environment.json  samples/<suite>.jsonl  traces/<suite>.jsonl
-variants/<variant>/  preflight.json  engine.log  records/<suite>.jsonl  tokens/<suite>/...
+variants/<variant>/  preflight.json  engine.log  events.jsonl  records/<suite>.jsonl  tokens/<suite>/...
 verdict.json  report.html  junit.xml  summary.md
 """
 
@@ -21,7 +21,7 @@ import msgspec
 
 from evalrig.errors import RunError, UsageError
 from evalrig.plan import Plan
-from evalrig.types import Preflight, Record, Sample, Trace
+from evalrig.types import Event, Preflight, Record, Sample, Trace
 
 T = TypeVar("T")
 SCHEMA = 2
@@ -176,6 +176,14 @@ class RunFolder:
         """Durable when this returns."""
         self._append(self.path / "traces" / f"{suite}.jsonl", trace)
 
+    def append_event(self, variant: str, event: Event) -> None:
+        """Durable when this returns."""
+        self._append(self._events_path(variant), event)
+
+    def events(self, variant: str) -> list[Event]:
+        """What befell a variant's engines, in order; of a run before there were events: nothing."""
+        return self._lines(self._events_path(variant), Event)[0]
+
     def records(self, variant: str, suite: str) -> list[Record]:
         """All whole records, in the order they ended. A torn last line is left out."""
         return self._lines(self.records_path(variant, suite), Record)[0]
@@ -186,7 +194,8 @@ class RunFolder:
 
     def torn(self) -> list[Path]:
         """Files whose last line was cut by a kill; the line is dropped when the file is next read or appended to."""
-        files = [*self.path.glob("variants/*/records/*.jsonl"), *self.path.glob("traces/*.jsonl")]
+        patterns = ("variants/*/records/*.jsonl", "variants/*/events.jsonl", "traces/*.jsonl")
+        files = [file for pattern in patterns for file in self.path.glob(pattern)]
         return sorted(file for file in files if self._lines(file, msgspec.Raw)[1])
 
     def records_path(self, variant: str, suite: str) -> Path:
@@ -200,6 +209,9 @@ class RunFolder:
     def variant_path(self, variant: str) -> Path:
         """The folder of one variant."""
         return self.path / "variants" / variant
+
+    def _events_path(self, variant: str) -> Path:
+        return self.variant_path(variant) / "events.jsonl"
 
     def preflight(self, variant: str) -> Preflight | None:
         """What was proved about a variant; None: it was not reached."""

@@ -8,7 +8,7 @@ from evalrig.engine import Engine
 from evalrig.plan import Cell, Plan
 from evalrig.progress import Progress
 from evalrig.suite import Attempt, Suite
-from evalrig.types import Record, Sample, Trace, Variant
+from evalrig.types import Event, Record, Sample, Trace, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,14 @@ class Filing(ABC):
     @abstractmethod
     def failure(self, variant: str, reason: str) -> None:
         """File that a variant's engine was lost: that variant is INVALID, the others go on."""
+
+    @abstractmethod
+    def event(self, variant: str, event: Event) -> None:
+        """File what befell a variant's engine."""
+
+    @abstractmethod
+    def events(self, variant: str) -> list[Event]:
+        """All that befell it in this run so far, also before it was resumed."""
 
 
 class Runner(ABC):

@@ -184,6 +184,24 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that befell an engine process while it worked: evidence about the variant, beside its records."""
+
+    time: str
+    """UTC, ISO 8601."""
+    kind: Literal["crash", "hang", "silent", "restart", "trouble"]
+    """`silent`: it runs and answers nothing; `restart`: another process was started in its place; `trouble`: lines of its log."""
+    line: str = ""
+    """One line: what was seen, or the log's own words."""
+    unfinished: int = 0
+    """Attempts that were in flight, and are made again."""
+    trouble: str = ""
+    """Kind of a `trouble` (troubles.py)."""
+    count: int = 0
+    """Lines of that trouble since the event before: the sum over a variant's events is what was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A reference continuation that every variant scores: the token stream all distances are taken on."""
 

@@ -19,6 +19,7 @@ from evalrig.evidence import ROUNDING, Gathered, ambiguous, audit_file, misplace
 from evalrig.gate import Evidence
 from evalrig.likeness import alone, beside, climbed
 from evalrig.plan import SuitePlan, sample_digest
+from evalrig.stability import of_events
 from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, NON_FINITE, REFERENCE, Finding, Level, Preflight, State
 
@@ -34,7 +35,7 @@ MOST_CUT = 0.05
 
 def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
     """All rules, in the order a reviewer asks."""
-    found = [*_registration(gathered), *_interruption(gathered), *_proved(gathered)]
+    found = [*_registration(gathered), *_interruption(gathered), *_proved(gathered), *of_events(gathered)]
     for suite in gathered.plan.suites:
         for variant in gathered.plan.variants:
             for rule in (_complete, _rows, _audited):

@@ -173,6 +173,11 @@ def _faults_of_values(run: RunConfig) -> list[str]:
         (run.rehearsal.samples >= 1, f"rehearsal.samples is {run.rehearsal.samples}; 1 is the least"),
         (run.engine.start_seconds > 0, f"engine.start_seconds is {run.engine.start_seconds}; it must be above 0"),
         (run.engine.request_seconds > 0, f"engine.request_seconds is {run.engine.request_seconds}; it must be above 0"),
+        (0 <= run.engine.restarts <= 10, f"engine.restarts is {run.engine.restarts}; 0 to 10"),
+        (
+            run.engine.hang_seconds > run.engine.request_seconds,
+            f"engine.hang_seconds is {run.engine.hang_seconds}; above request_seconds, or a slow call counts as a hang",
+        ),
     ]
     for name, suite in run.suites.items():
         rules += [

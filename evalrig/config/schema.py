@@ -19,6 +19,10 @@ class EngineConfig:
     """Deadline for readiness."""
     request_seconds: float = 600.0
     """Deadline for one call."""
+    hang_seconds: float = 900.0
+    """An engine with calls in flight that answers none of them for so long is ended as hung. Above `request_seconds`."""
+    restarts: int = 1
+    """How often a variant's engine is started again after a crash or a hang; the next one ends that variant."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     """The engine kind's own options; a variant's `args` are laid over them."""
 

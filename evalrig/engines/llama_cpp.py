@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalrig import chat_wire, fetch
+from evalrig import chat_wire, fetch, troubles
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.llama_cpp import requantize, said
@@ -57,6 +57,7 @@ class LlamaCpp(Engine):
 
     Options = LlamaCppOptions
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
+    troubles = troubles.LLAMA_CPP
 
     def __init__(self, variant: Variant, options: LlamaCppOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalrig import chat_wire
+from evalrig import chat_wire, troubles
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.launcher import Launched, StartError, flags, redacted
@@ -146,6 +146,7 @@ class Sglang(Launched):
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, chat=True)
     module = "sglang.launch_server"
     package = "sglang"
+    troubles = troubles.SGLANG
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
         ("weights_and_kv", "dtype", "--dtype"),
         ("weights_and_kv", "quantization", "--quantization"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from evalrig import chat_wire
+from evalrig import chat_wire, troubles
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.launcher import Launched, StartError, flags, redacted
@@ -113,6 +113,7 @@ class Vllm(Launched):
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
     module = "vllm.entrypoints.openai.api_server"
     package = "vllm"
+    troubles = troubles.VLLM
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
         ("weights_and_kv", "dtype", "--dtype"),
         ("weights_and_kv", "quantization", "--quantization"),

@@ -2,8 +2,11 @@
 
 import re
 
+from evalrig.report.proved import LEVEL_WORDS
 from evalrig.report.shown import Card, Page
 from evalrig.report.words import cut, visible
+from evalrig.stability import LOG, STABILITY
+from evalrig.types import Level
 
 MOST_CARDS = 16
 LONGEST = 500
@@ -50,6 +53,13 @@ def _notes(page: Page, shown: tuple[Card, ...]) -> list[str]:
         f"Diagnostic for {card.name}, no effect on the verdict: {text}" for card in shown for text in card.remarks
     ]
     notes.append(f"Validity: {page.validity.summary}")
+    notes += [
+        f"{group.rule[0].upper()}{group.rule[1:]}: {line.text}"
+        for group in page.validity.groups
+        if group.rule in (STABILITY, LOG)
+        for line in group.lines
+        if line.level != LEVEL_WORDS[Level.OK]
+    ]
     if head.not_covered:
         notes.append(f"Not covered: {head.not_covered}")
     if head.note:

@@ -13,7 +13,8 @@ from evalrig.records import RunFolder
 from evalrig.report.sentences import headline, metric_of
 from evalrig.report.view import uncovered
 from evalrig.report.words import count, margin_words, visible
-from evalrig.types import Metric, Outcome, Verdict
+from evalrig.stability import LOG, STABILITY
+from evalrig.types import Level, Metric, Outcome, Verdict
 
 WIDTH = 100
 """Of captured output, so that it is the same everywhere."""
@@ -35,6 +36,11 @@ def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
         lines.append(visible(f"not covered: {missing}"))
     if plan.header.note:
         lines.append(visible(f"note: {plan.header.note}"))
+    lines += [
+        visible(f"{found.rule}: {found.text}")
+        for found in verdict.validity
+        if found.rule in (STABILITY, LOG) and found.level is not Level.OK
+    ]
     if stopped:
         lines.append(visible(f"stopped: {stopped}"))
     lost = any(row.absent and folder.failed(row.variant) for row in verdict.accounting)

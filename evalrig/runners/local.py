@@ -1,10 +1,14 @@
-"""Engines on this machine: a few processes side by side, fed from one board of cells so that none idles while work is left."""
+"""Engines on this machine: a few processes side by side, fed from one board of cells so that none idles while work is left.
+
+A process that crashes or hangs is started again (`watch.py`); the attempts it had in flight go back to the board.
+"""
 
 import asyncio
 import hashlib
 import time
 from collections import deque
 from datetime import UTC, datetime
+from pathlib import Path
 
 from evalrig.engine import Engine
 from evalrig.errors import EngineError
@@ -12,6 +16,7 @@ from evalrig.plan import Cell
 from evalrig.runner import Runner, Work
 from evalrig.suite import Attempt, sound
 from evalrig.types import AGAIN, NO_ANSWER, REFERENCE, Provenance, Record, Sample, State, Trace, Trajectory, Variant
+from evalrig.watch import Fell, Tail, Watch
 
 SILENT_ATTEMPTS = 20
 """Unanswered attempts in a row after which a running engine counts as lost: a hung one must not eat the night."""
@@ -33,6 +38,8 @@ class Board:
         self.refused: set[str] = set()
         self.retired: set[tuple[int, str]] = set()
         """(slot, variant): this slot could not run it, while another slot does."""
+        self.tails: dict[Path, Tail] = {}
+        """Log -> where it was read to: two processes of a variant write to one."""
         self.changed = asyncio.Condition()
 
     async def next(self, slot: int) -> Cell | None:
@@ -56,17 +63,18 @@ class Board:
                     raise EngineError("no cell can start: the reference's traces are incomplete")
                 await self.changed.wait()
 
-    async def note(
-        self, *, proved: str = "", refused: str = "", ended: Cell | None = None, gone: int | None = None
-    ) -> None:
+    async def ended(self, cell: Cell) -> None:
+        """An attempt was filed. It counts before anything is waited for: who is cancelled here has ended it all the same."""
+        self.open[cell] -= 1
+        await self.note()
+
+    async def note(self, *, proved: str = "", refused: str = "", gone: int | None = None) -> None:
         """Tell the others what changed."""
         async with self.changed:
             if proved:
                 self.proved.add(proved)
             if refused:
                 self.refused.add(refused)
-            if ended:
-                self.open[ended] -= 1
             if gone is not None:
                 self.holders.pop(gone, None)
                 self.busy.discard(gone)
@@ -118,30 +126,43 @@ class Local(Runner):
 
     async def _slot(self, slot: int, board: Board) -> None:
         """One engine process after the other, until the board has nothing left for this slot."""
-        engine: Engine | None = None
+        watch: Watch | None = None
         try:
             while cell := await board.next(slot):
-                if engine is not None and (engine.variant.name != cell.variant or not engine.alive()):
-                    await engine.stop()
-                    engine = None
+                if watch is not None and watch.variant != cell.variant:
+                    await watch.close()
+                    watch = None
                 try:
-                    if engine is None:
-                        engine = await self._start(board.work, cell.variant)
-                        if not await board.work.preflight(engine):
-                            await board.note(refused=cell.variant)
-                            continue
-                        await board.note(proved=cell.variant)
-                    await self._cell(engine, cell, board)
+                    watch = watch or await self._start(board, cell.variant)
+                    await self._work(watch, cell, board)
                 except EngineError as error:
-                    await _lost(slot, engine, cell, board, error)
+                    await _failed(slot, watch, cell, board, error)
+                watch = None if watch is None or watch.ended else watch
+            if watch is not None:
+                await watch.close()
         finally:
-            if engine is not None:
-                await engine.stop()
+            if watch is not None:
+                await watch.stop()
             await board.note(gone=slot)
 
-    async def _start(self, work: Work, name: str) -> Engine:
+    async def _work(self, watch: Watch, cell: Cell, board: Board) -> None:
+        """One cell, after the proof that the engine is what it should be."""
+        if not watch.proved:
+            watch.proved = await watch.during(board.work.preflight(watch.engine), "preflight")
+            if not watch.proved:
+                await board.note(refused=cell.variant)
+                return
+            await board.note(proved=cell.variant)
+        await watch.during(self._cell(watch, cell, board), f"`{cell.suite}`")
+
+    async def _start(self, board: Board, name: str) -> Watch:
+        work = board.work
         variant = next(variant for variant in work.plan.variants if variant.name == name)
         engine = work.engine(variant)
+        log = engine.launch.log
+        if log not in board.tails:
+            board.tails[log] = Tail(log, engine.troubles)
+        board.tails[log].begin()
         began = time.monotonic()
         try:
             await engine.start()
@@ -149,30 +170,30 @@ class Local(Runner):
             await engine.stop()
             raise
         work.file.progress.say(f"{name}: engine ready after {time.monotonic() - began:.1f} s")
-        return engine
+        return Watch(engine, work.file, board.tails[log])
 
-    async def _cell(self, engine: Engine, cell: Cell, board: Board) -> None:
+    async def _cell(self, watch: Watch, cell: Cell, board: Board) -> None:
         """Attempts of one cell in this engine, some in flight, until none is left to take."""
         queue = board.left[cell]
-        silent = 0
 
         async def lane() -> None:
-            nonlocal silent
             while queue:
                 sample = queue.popleft()
                 try:
-                    answered = await _one(engine, cell, sample, board.work)
+                    answered = await _one(watch.engine, cell, sample, board.work)
                 except BaseException:
                     queue.appendleft(sample)  # not filed: another process may make it
+                    watch.unfinished += 1
                     raise
-                silent = 0 if answered else silent + 1
-                await board.note(ended=cell)
-                if silent >= SILENT_ATTEMPTS:
-                    raise EngineError(f"{cell.variant}: {silent} attempts of `{cell.suite}` in a row got no answer")
+                watch.silent = 0 if answered else watch.silent + 1
+                await board.ended(cell)
+                if watch.silent >= SILENT_ATTEMPTS:
+                    text = f"{cell.variant}: {watch.silent} attempts in a row got no answer, the last of `{cell.suite}`"
+                    raise Fell(text, "silent")
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._lanes(engine.variant), len(queue))):
+                for _ in range(min(self._lanes(watch.engine.variant), len(queue))):
                     group.create_task(lane())
         except ExceptionGroup as errors:
             raise _first(errors) from None
@@ -184,9 +205,15 @@ class Local(Runner):
         return self.concurrency * 2 // 3 if self.concurrency > 1 else 2
 
 
-async def _lost(slot: int, engine: Engine | None, cell: Cell, board: Board, error: EngineError) -> None:
+async def _failed(slot: int, watch: Watch | None, cell: Cell, board: Board, error: EngineError) -> None:
+    """An engine did not start, fell, or failed otherwise: another process takes its place, or it is lost."""
+    final = error if watch is None else await watch.recover(error)
+    if final is not None:
+        await _lost(slot, watch is not None and not watch.ended, cell, board, final)
+
+
+async def _lost(slot: int, running: bool, cell: Cell, board: Board, error: EngineError) -> None:
     """An engine process is gone: its variant's other process goes on alone, or a candidate is given up, or the run ends."""
-    running = engine is not None and engine.alive()
     if not running and await board.give_up(slot, cell.variant):
         board.work.file.progress.say(f"{error}; the other process of {cell.variant} goes on")
         return

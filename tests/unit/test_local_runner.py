@@ -56,7 +56,7 @@ async def work_through(board: Board, slots: int, log: list[tuple[str, Any]], ref
                 log.append(("begin", (cell, sample)))
                 await asyncio.sleep(0)
                 log.append(("end", (cell, sample)))
-                await board.note(ended=cell)
+                await board.ended(cell)
         await board.note(gone=number)
 
     async with asyncio.TaskGroup() as group:

@@ -6,8 +6,9 @@ that file is what the `replay` engine answers from.
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ import numpy as np
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.engines.replay import asked
 from evalrig.errors import EngineError
+from evalrig.troubles import SGLANG
 from evalrig.types import Capacity, Completion, Fingerprint, Message, ToolCall, Variant
 
 VOCABULARY = 64
@@ -52,6 +54,12 @@ class ToyOptions:
     """Do not start, for this reason."""
     die_after: int = 0
     """Be dead from this call on."""
+    hang_after: int = 0
+    """Answer nothing from this call on."""
+    faulty_starts: int = 0
+    """So many processes of the variant die or hang, the later ones do not; 0: all do."""
+    says: list[str] = field(default_factory=list[str])
+    """Lines of its log: one more with every scoring."""
     refuse_every: int = 0
     """Every so many scorings fail, as an overloaded engine's would."""
     refuse_answers: int = 0
@@ -69,12 +77,16 @@ class Toy(Engine):
     capabilities: ClassVar[Capabilities] = Capabilities(
         prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True, tools=True
     )
+    troubles = SGLANG
     starts: ClassVar[int] = 0
+    processes: ClassVar[Counter[Path]] = Counter()
+    """Starts by log: a log belongs to one variant of one run."""
 
     def __init__(self, variant: Variant, options: ToyOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
         self.options: ToyOptions = options
         self.calls = self.scorings = self.answers = 0
+        self.faulty = True
         self.table: np.ndarray | None = None
         self.lines: list[bytes] = []
 
@@ -82,6 +94,8 @@ class Toy(Engine):
         if self.options.fail_start:
             raise EngineError(f"{self.variant.name}: {self.options.fail_start}")
         Toy.starts += 1
+        Toy.processes[self.launch.log] += 1
+        self.faulty = not 0 < self.options.faulty_starts < Toy.processes[self.launch.log]
         noise = float(np.hypot(self.options.noise, self.options.jitter))
         self.table = table(noise, self.options.seed + (Toy.starts if self.options.jitter else 0))
         if self.options.record:
@@ -95,7 +109,7 @@ class Toy(Engine):
         self.table = None
 
     def alive(self) -> bool:
-        return self.table is not None and not 0 < self.options.die_after <= self.calls
+        return self.table is not None and not (self.faulty and 0 < self.options.die_after <= self.calls)
 
     async def fingerprint(self) -> Fingerprint:
         return Fingerprint(
@@ -132,6 +146,10 @@ class Toy(Engine):
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         await self._call()
         self.scorings += 1
+        if self.scorings <= len(self.options.says):
+            self.launch.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.launch.log.open("a") as log:
+                log.write(f"{self.options.says[self.scorings - 1]}\n")
         if self.options.refuse_every and self.scorings % self.options.refuse_every == 0:
             raise EngineError(f"{self.variant.name}: HTTP 503")
         rows = self._rows(ids[start - 1 : -1])
@@ -194,6 +212,8 @@ class Toy(Engine):
         self.calls += 1
         if self.options.delay:
             await asyncio.sleep(self.options.delay)
+        if self.faulty and 0 < self.options.hang_after <= self.calls:
+            await asyncio.Event().wait()
         if not self.alive():
             raise EngineError(f"{self.variant.name}: connection refused")
 

@@ -1,0 +1,211 @@
+"""Looks after one running engine: is it alive, does it answer, what does its log say. What befalls it is filed as events.
+
+An engine that crashes or hangs is ended and, as often as `engine.restarts` allows, replaced; that it was is evidence.
+"""
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from evalrig.engine import Engine
+from evalrig.errors import EngineError, one_line
+from evalrig.failures import classify, words
+from evalrig.runner import Filing
+from evalrig.troubles import Trouble
+from evalrig.types import Event
+
+T = TypeVar("T")
+LOOK: Final = 1.0
+"""Seconds between two looks."""
+PIECE: Final = 1 << 18
+"""Bytes of a log read in one look: what is more waits for the next."""
+PIECES_AT_END: Final = 64
+RECENT: Final = 1 << 16
+"""Bytes at the end of a log in which the cause of a crash is looked for; also the longest line."""
+CALLS: Final = ("tokenize", "generate", "score", "score_cached", "decode", "chat")
+
+
+class Fell(EngineError):
+    """A running engine that must be ended."""
+
+    def __init__(self, text: str, kind: Literal["crash", "hang", "silent"]) -> None:
+        super().__init__(text)
+        self.kind: Literal["crash", "hang", "silent"] = kind
+
+
+class Pulse:
+    """Calls in flight in one engine, and since when none was answered.
+
+    Counted at the engine's own methods, so that any kind has a pulse. A call that fails is no answer.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.in_flight = 0
+        self._since = 0.0
+        for name in CALLS:
+            setattr(engine, name, self._counted(getattr(engine, name)))
+
+    def unanswered(self) -> float:
+        """Seconds for which there were calls in flight and no answer; 0: nothing is asked."""
+        return time.monotonic() - self._since if self.in_flight else 0.0
+
+    def _counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def counted(*given: Any, **named: Any) -> Any:
+            if not self.in_flight:
+                self._since = time.monotonic()
+            self.in_flight += 1
+            try:
+                answer = await call(*given, **named)
+                self._since = time.monotonic()
+                return answer
+            finally:
+                self.in_flight -= 1
+
+        return counted
+
+
+class Tail:
+    """Reads on where a log ended, and counts the lines that tell trouble. One a log, however many processes write to it."""
+
+    def __init__(self, log: Path, troubles: tuple[Trouble, ...]) -> None:
+        self._log = log
+        self._troubles = [(trouble.kind, re.compile(trouble.pattern)) for trouble in troubles]
+        self._at = log.stat().st_size if log.is_file() else 0
+        self._rest = b""
+        self._recent = b""
+        self._seen: Counter[str] = Counter()
+        self._told: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def read(self, pieces: int = 1) -> None:
+        """Take in what was written since, as far as the bound goes."""
+        if not self._log.is_file():
+            return
+        with self._log.open("rb") as file:
+            file.seek(self._at)
+            while pieces and (piece := file.read(PIECE)):
+                pieces -= 1
+                self._at += len(piece)
+                self._recent = (self._recent + piece)[-RECENT:]
+                self._take(piece)
+
+    def news(self, final: bool = False) -> Generator[tuple[str, int, str]]:
+        """Kind, further lines, and the first one. Told at 1, 2, 4, 8 ... lines, so that a kill loses half at most; or all."""
+        for kind, seen in self._seen.items():
+            if seen >= max(1, 2 * self._told[kind]) or (final and seen > self._told[kind]):
+                more, self._told[kind] = seen - self._told[kind], seen
+                yield kind, more, self._first[kind]
+
+    def begin(self) -> None:
+        """A process starts: what an earlier one wrote explains nothing of it."""
+        self._recent = b""
+
+    def cause(self) -> str:
+        """Why the process ended, in the log's own words; empty: it does not tell."""
+        kind, said, _ = classify(self._recent.decode(errors="replace"))
+        return one_line(f"{kind}: {said}" if kind else said)
+
+    def _take(self, piece: bytes) -> None:
+        *whole, self._rest = re.split(rb"[\r\n]", self._rest + piece)
+        if len(self._rest) > RECENT:
+            whole, self._rest = [*whole, self._rest], b""
+        for line in whole:
+            text = line[:RECENT].decode(errors="replace")
+            kind = next((kind for kind, pattern in self._troubles if pattern.search(text)), "")
+            if kind:
+                self._seen[kind] += 1
+                self._first.setdefault(kind, one_line(words(text)))
+
+
+class Watch:
+    """One started engine."""
+
+    def __init__(self, engine: Engine, file: Filing, tail: Tail) -> None:
+        self.engine = engine
+        self.variant = engine.variant.name
+        self.proved = False
+        """Preflight admitted it."""
+        self.silent = 0
+        """Attempts in a row that got no answer."""
+        self.ended = False
+        self.unfinished = 0
+        """Attempts that its end cut short."""
+        self._file = file
+        self._tail = tail
+        self._pulse = Pulse(engine)
+
+    async def during(self, work: Awaitable[T], doing: str) -> T:
+        """Do `work` on the engine, and look after it meanwhile.
+
+        Raises:
+            Fell: the engine died or hangs; the work was cut short.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK))[0]:
+                self._look(doing)
+            self._listen()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+                if not task.cancelled():
+                    task.exception()  # what it met while it was ended is not the reason
+
+    async def recover(self, error: EngineError) -> EngineError | None:
+        """After a failure. None: the engine fell and was ended, and another process may take its place; else why not."""
+        kind = error.kind if isinstance(error, Fell) else "crash" if not self.engine.alive() else None
+        if kind is None:
+            return error
+        await self.stop()
+        cause = self._tail.cause() if kind == "crash" else ""
+        said = f"{error}; its log says: {cause}" if cause else str(error)
+        self._event(kind, said, unfinished=self.unfinished)
+        used = sum(event.kind == "restart" for event in self._file.events(self.variant))
+        if used < (allowed := self.engine.launch.restarts):
+            self._event("restart", f"restart {used + 1} of {allowed}")
+            again = f"{self.unfinished} attempts in flight are made again"
+            self._file.progress.say(f"{said}; it is started again ({used + 1} of {allowed}), {again}")
+            return None
+        return EngineError(f"{said}; engine.restarts ({allowed}) is used up" if allowed else said)
+
+    async def close(self) -> None:
+        """Stop an engine that has done its work; one that died after its last answer crashed all the same."""
+        if not self.ended and not self.engine.alive():
+            self._event("crash", f"{self.variant}: the engine died after its last answer")
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop the engine and hear the end of its log. Harmless when stopped."""
+        self.ended = True
+        await self.engine.stop()
+        self._tail.read(PIECES_AT_END)
+        self._tell(final=True)
+
+    def _look(self, doing: str) -> None:
+        self._listen()
+        if not self.engine.alive():
+            raise Fell(f"{self.variant}: the engine died during {doing}", "crash")
+        if (waited := self._pulse.unanswered()) >= self.engine.launch.hang_seconds:
+            asked = f"{self._pulse.in_flight} calls in flight during {doing}"
+            raise Fell(f"{self.variant}: the engine hangs: no answer for {waited:.0f} s, {asked}", "hang")
+
+    def _listen(self) -> None:
+        self._tail.read()
+        self._tell()
+
+    def _tell(self, final: bool = False) -> None:
+        for kind, more, line in self._tail.news(final):
+            if all(event.trouble != kind for event in self._file.events(self.variant)):
+                self._file.progress.say(f"{self.variant}: {kind} in its log: {line}")
+            self._event("trouble", line, trouble=kind, count=more)
+
+    def _event(self, kind: Literal["crash", "hang", "silent", "restart", "trouble"], line: str, **more: Any) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._file.event(self.variant, Event(time=now, kind=kind, line=line, **more))
