@@ -61,7 +61,7 @@ def test_every_typed_option_has_its_flag(tmp_path: Path) -> None:
 
 def test_a_seed_is_promised_in_deterministic_mode_only(tmp_path: Path) -> None:
     """Without it the same seed gave two answers (wire/INDEX.md)."""
-    assert Sglang.able(SglangOptions()) == Capabilities(prompt_logprobs=True, top_logprobs=-1)
+    assert Sglang.able(SglangOptions()) == Capabilities(prompt_logprobs=True, top_logprobs=-1, chat=True)
     made = engine_of("sglang", tmp_path, {}, numerics={"deterministic": True})
     assert Sglang.able(made.options).seed
 
