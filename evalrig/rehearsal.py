@@ -22,8 +22,6 @@ from evalrig.types import REFERENCE, Variant
 ENGINE: Final = "refengine"
 ENGINES: Final = 2
 """Engine processes side by side, at most."""
-CONTEXT: Final = 8192
-"""Tokens; what the default model was trained on."""
 EPOCHS: Final = 2
 """The second one shows that repetitions work."""
 WEIGHTS: Final[Mapping[int, str]] = {4: "int4", 8: "fp8", 16: "bf16", 32: "f32"}
@@ -106,9 +104,7 @@ def _on_refengine(config: RunConfig, rig: Rig) -> tuple[RunConfig, list[str]]:
     stand_ins = {name: _stand_in(variants[name], found, config) for name, found in formats.items()}
     small = replace(
         config,
-        engine=EngineConfig(
-            kind=ENGINE, request_seconds=config.engine.request_seconds, options={"context_length": CONTEXT}
-        ),
+        engine=EngineConfig(kind=ENGINE, request_seconds=config.engine.request_seconds),
         reference=stand_ins[REFERENCE],
         candidates={name: stand_ins[name] for name in rig.plan.candidates},
     )
