@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +22,10 @@ from toys.gguf_model import tiny_model
 
 from evalrig.refengine.cache import BLOCK, BLOCK_PAGES, NOBODY, CachedSequence, OutOfPages, PagedCache, pages_for
 from evalrig.refengine.engine import Engine, Settings, Switches, start_engine
+from evalrig.refengine.jobs import JobSpec, Update
 from evalrig.refengine.prefix import Block
-from evalrig.refengine.scheduler import Scheduler
+from evalrig.refengine.sampling import Sampling
+from evalrig.refengine.scheduler import Load, Scheduler
 from evalrig.refengine.server import create_app
 from evalrig.refengine.step import Stepper
 from tests.unit.refengine.test_cache import cache
@@ -38,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(model: Path, *, kept: bool, kv: str = "bf16") -> Iterator[tuple[Engine, TestClient]]:
+def serving(model: Path, *, kept: bool, kv: str = "bf16") -> Generator[tuple[Engine, TestClient]]:
     with threadpool_limits(1):
         engine = start_engine(
             Settings(model=model, kv_cache=kv, pool_bytes=1 << 19, context=512, switches=Switches(prefix_cache=kept))
@@ -160,6 +164,31 @@ def test_flushing_forgets(kept: tuple[Engine, TestClient]) -> None:
     assert client.post("/flush_cache").status_code == 200
     assert (engine.cache.idle_pages, engine.cache.used_pages, engine.cache.reserved_pages) == (0, 0, 0)
     assert score(client, TEXT, -1)["cached_tokens"] == 0
+
+
+def test_flushing_is_refused_while_a_request_runs(kept: tuple[Engine, TestClient]) -> None:
+    engine, client = kept
+    score(client, TEXT, -1)
+    runs, ended = threading.Event(), threading.Event()
+
+    def news(update: Update) -> None:
+        runs.set()
+        if update.finish is not None:
+            ended.set()
+
+    work = JobSpec(
+        identity="long", prompt=tuple(OTHER), max_new_tokens=250, sampling=Sampling(temperature=0), stream=True
+    )
+    job = engine.scheduler.submit(work, news)
+    assert runs.wait(30)
+    refused = client.post("/flush_cache").status_code
+    running = not ended.is_set()
+    engine.scheduler.abort(job)
+    while engine.scheduler.load() != Load(running=0, waiting=0):
+        time.sleep(0.01)
+    if running:  # or it was too quick to be caught
+        assert refused == 400
+        assert score(client, TEXT, -1)["cached_tokens"] == 192
 
 
 def test_usage_and_metrics_tell_what_was_kept(kept: tuple[Engine, TestClient]) -> None:

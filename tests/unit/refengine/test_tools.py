@@ -12,8 +12,11 @@ from threadpoolctl import threadpool_limits
 from toys.gguf_model import tiny_model
 
 from evalrig.refengine.arrays import F32
+from evalrig.refengine.chat import parse_chat
 from evalrig.refengine.chat_template import ChatTemplate
 from evalrig.refengine.engine import Engine, Settings, Switches, start_engine
+from evalrig.refengine.messages import ChatFormat
+from evalrig.refengine.requests import Limits
 from evalrig.refengine.server import create_app
 from tests.unit.refengine.conftest import DATA
 from tests.unit.refengine.test_wire import RECORDED, differences, events, send
@@ -318,3 +321,23 @@ def test_a_forced_call_ends_the_thinking_that_a_template_opens(tooled: Engine, s
         forced = whole(client.post(CHAT, json={**body, "tool_choice": "required"}).json())
         assert (forced["reasoning_content"], forced["content"]) == ("", "")
         assert json.loads(forced["tool_calls"][0]["arguments"]) == {"city": "Paris"}
+
+
+class TagsAsControlTokens:
+    """A vocabulary in which the tags of calls steer the model, as some checkpoints mark them."""
+
+    special = frozenset({5})
+    end_ids = (2,)
+    size = 9
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return [5] if text == "<tool_call>" else [7]
+
+
+@pytest.mark.parametrize(("tools", "kept"), [([WEATHER], True), (None, False)])
+def test_tags_that_are_control_tokens_stay_in_the_text_to_be_parsed(tools: Any, kept: bool) -> None:
+    vocabulary: Any = TagsAsControlTokens()
+    form = ChatFormat(template=ChatTemplate(TEMPLATE, special_tokens={}), tool_calls=True)
+    body = {"messages": ASK, "tools": tools, "max_tokens": 4}
+    request = parse_chat(body, Limits(tokenizer=vocabulary, context=64, pages=4), form)
+    assert [job.skip_special_tokens for job in request.jobs] == [not kept]
