@@ -149,7 +149,7 @@ class Refengine(Engine):
             weights_digest=str(info["model_sha256"]),
             tokenizer_digest=str(info["tokenizer_sha256"]),
             template_digest=str(info["chat_template_sha256"]),
-            flags={key: _words(info[key]) for key in flags if key in info},
+            flags={key: _words(info[key]) for key in flags if info.get(key) is not None},
             device="cpu",
         )
 

@@ -60,7 +60,7 @@ def parse_chat(values: Mapping[str, Any], limits: Limits, form: ChatFormat) -> C
         jobs=jobs,
         parsing=parsing,
         logprobs=logprobs,
-        prompt_ids=fields.flag("return_prompt_token_ids"),
+        prompt_ids=fields.flag("return_prompt_token_ids") or fields.flag("return_token_ids"),
         answer_ids=fields.flag("return_token_ids"),
         meta=fields.flag("return_meta_info"),
     )

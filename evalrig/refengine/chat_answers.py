@@ -105,7 +105,9 @@ class ChatChunks:
         self._text = len(update.text)
         if update.finish is not None:
             pieces += self._answer.finish()
-        chunks = [self._chunk(self._delta(piece), self._new_logprobs(job, update)) for piece in pieces]
+        # With tools the recorded server writes nulls that it leaves out without them.
+        usage_null = {"usage": None} if self._request.parsing.tools else {}
+        chunks = [self._chunk(self._delta(piece), self._new_logprobs(job, update)) | usage_null for piece in pieces]
         if pieces and self._request.call.continuous_usage:
             chunks[-1]["usage"] = usage(self._request.call, [job], update.count)
         if update.finish is not None:
@@ -124,7 +126,6 @@ class ChatChunks:
         return chat_logprobs(job, first, update.count, self._tokenizer)
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
-        # With tools the recorded server writes nulls that it leaves out without them.
         nulls = {"role": None, "content": None} if self._request.parsing.tools else {}
         if piece.kind is PieceKind.CONTENT:
             return nulls | {"content": piece.text}

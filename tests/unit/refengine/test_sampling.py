@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from evalrig.refengine.arrays import F32
 from evalrig.refengine.logprobs import LogprobWish, best, row_logprobs
-from evalrig.refengine.sampling import Sampling, draw
+from evalrig.refengine.sampling import Penalties, Sampling, draw
 
 ROW: F32 = np.log(np.array([0.5, 0.2, 0.15, 0.1, 0.05], np.float32)) + 3
 
@@ -88,3 +88,29 @@ def test_row_logprobs_are_normalised_over_the_whole_vocabulary() -> None:
     exact = row.astype(np.float64) - np.log(np.exp(row.astype(np.float64)).sum())
     assert found.chosen == pytest.approx(exact[42], abs=1e-6)
     assert found.wanted.tolist() == pytest.approx([exact[3], exact[1]], abs=1e-6)
+
+
+def test_min_p_leaves_out_what_is_unlikely_beside_the_best() -> None:
+    assert set(drawn(Sampling(min_p=0.25, seed=1))) == {0, 1, 2}
+    assert set(drawn(Sampling(min_p=0.41, seed=1), 200)) == {0}
+    assert set(drawn(Sampling(min_p=0.1, top_k=2, seed=1))) == {0, 1}
+    observed = counts(drawn(Sampling(min_p=0.25, seed=3)))
+    assert chisquare(observed[:3], np.array([0.5, 0.2, 0.15]) / 0.85 * 4000).pvalue > 0.001
+
+
+def test_penalties_are_of_what_the_answer_holds() -> None:
+    row = np.array([2.0, 1.5, -1.0, -1.2], np.float32)
+
+    def taken(answer: list[int], **penalties: float) -> int:
+        return draw(row, Sampling(temperature=0, penalties=Penalties(**penalties)), 0, answer)
+
+    assert taken([], presence=2) == 0
+    assert taken([0], presence=0.4) == 0
+    assert taken([0], presence=0.6) == 1
+    assert taken([0, 0], frequency=0.2) == 0
+    assert taken([0, 0, 0], frequency=0.2) == 1
+    assert taken([0], repetition=1.5) == 1
+    assert taken([0, 1, 2], repetition=0.5) == 0
+    low = np.array([-1.0, -1.2], np.float32)
+    assert draw(low, Sampling(temperature=0, penalties=Penalties(repetition=1.5)), 0, [0]) == 1
+    assert row.tolist() == [2.0, 1.5, -1.0, np.float32(-1.2)]

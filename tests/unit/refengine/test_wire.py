@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 WIRE = Path(__file__).parent / "data" / "wire"
 RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted(WIRE.glob("*.json"))}
-ELSEWHERE = ("3-tools", "5-score-prefix")
-"""Recorded from a server with a tool parser or a prefix cache: replayed by test_tools.py and test_prefix_cache.py."""
+ELSEWHERE = ("3-tools", "5-score-prefix", "7-tokenize-messages-tools")
+"""Recorded with another template, a tool parser, or a prefix cache: replayed by test_tools.py and test_prefix_cache.py."""
 EXCHANGES = {name: exchange for name, exchange in RECORDED.items() if not name.startswith(ELSEWHERE)}
 
 ENDED_THE_SERVER = {
