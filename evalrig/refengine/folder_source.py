@@ -120,8 +120,8 @@ class FolderSource:
 
     def _number(self, group: Mapping[str, Any], key: str) -> float:
         value = group.get(key)
-        if not isinstance(value, int | float):
-            raise UsageError(f"{self._where}: {key} is {value!r}, not a number; fetch it again")
+        if not isinstance(value, int | float) or value <= 0:
+            raise UsageError(f"{self._where}: {key} is {value!r}, not a number above 0; fetch it again")
         return float(value)
 
     def _refuse_variations(self) -> None:
@@ -144,13 +144,16 @@ class FolderSource:
 
     def _scaling(self) -> dict[str, Any]:
         """What the config says of rotary scaling, under its old name or its new one."""
-        return dict(self.config.get("rope_scaling") or self.config.get("rope_parameters") or {})
+        found: Any = self.config.get("rope_scaling") or self.config.get("rope_parameters") or {}
+        if not isinstance(found, dict):
+            raise UsageError(f"{self._where}: its rotary settings are {found!r}, no object; fetch it again")
+        return found
 
     def _rope(self, head_dim: int) -> Rope:
         scaling = self._scaling()
         kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-        parameters: Mapping[str, Any] = self.config.get("rope_parameters") or {}
-        base = _single(parameters.get("rope_theta") or self.config.get("rope_theta") or 10000.0)
+        bases = {"rope_theta": 10000.0, **self.config}
+        base = _single(self._number(scaling if "rope_theta" in scaling else bases, "rope_theta"))
         if kind == "default":
             return Rope(base=base)
         if kind == "linear":

@@ -23,6 +23,7 @@ from evalrig.preflight import CONVERSATIONS, PROBES
 from evalrig.refengine.cache import PagedCache
 from evalrig.refengine.formats import KV_FORMATS, WEIGHT_FORMATS
 from evalrig.refengine.gguf_file import READABLE_TYPES
+from evalrig.refengine.gguf_tokenizer import PRE_TOKENIZERS
 from evalrig.refengine.model import load_model
 from evalrig.refengine.source import open_source
 from evalrig.refengine.step import Slice, Stepper
@@ -35,6 +36,7 @@ TOYS = {
     "llama, untied": Toy(family="llama"),
     "llama, tied, biases": Toy(family="llama", tied=True, bias=True),
     "llama, rotary factors": Toy(family="llama", factors=FACTORS),
+    "llama, linear scaling": Toy(family="llama", linear=4.0),
     "qwen2, untied": Toy(family="qwen2", bias=True),
     "qwen2, tied": Toy(family="qwen2", bias=True, tied=True),
     "qwen3, untied, wide heads": Toy(family="qwen3", head_dim=32),
@@ -44,8 +46,8 @@ EXACT = 1e-5
 """Nats, at every position: both compute in float32, and at most 1.4e-6 was seen."""
 ROUNDED = 0.03
 """Nats, mean of all positions, where every matrix is quantised: llama.cpp then rounds the activations to 8 bits, we do
-not. 1.2e-3 to 1.3e-2 was seen on these weights, which react to rounding far more than trained ones; a part that is
-left out or misread moves them by more than 0.1."""
+not. 1.6e-3 to 8.9e-3 was seen on these weights, which react to rounding far more than trained ones. A part left out,
+swapped or turned wrongly moved the numbers by 0.08 to 4.6 when each was tried."""
 TEXTS = {
     **PROBES,
     "merges": "the he's there!!\n\n\n  12345 1234567 DON'T she'LL x1's,  \n\n\tthe",
@@ -110,7 +112,8 @@ def test_a_family_has_llama_cpps_numbers(tmp_path: Path, name: str) -> None:
 
 def blocks(kind: Kind, values: Any, rng: np.random.Generator) -> Any:
     """What `write_gguf` takes for one matrix: the values in that type, or random blocks where nothing writes it."""
-    return (kind, random_blocks(kind, *values.shape, rng)) if kind in SCALES else kind
+    rows, columns = values.shape
+    return (kind, random_blocks(kind, rows, columns, rng)) if kind in SCALES else kind
 
 
 @pytest.mark.parametrize("kind", READABLE_TYPES)
@@ -147,9 +150,9 @@ def test_a_wholly_quantised_model_lies_where_llama_cpp_has_it(tmp_path: Path, fa
     assert -1e-6 < distances(path, f"{family} in {kind}").mean() < ROUNDED
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_texts_become_the_ids_that_llama_cpp_makes_of_them(tmp_path: Path, family: str) -> None:
-    toy = Toy(family=family, bias=family == "qwen2")
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_texts_become_the_ids_that_llama_cpp_makes_of_them(tmp_path: Path, pre: str) -> None:
+    toy = Toy(family="llama", pre=pre)
     path = write_gguf(tmp_path / "toy.gguf", toy, toy.weights())
 
     async def all_of(engine: Any) -> Any:
@@ -158,7 +161,7 @@ def test_texts_become_the_ids_that_llama_cpp_makes_of_them(tmp_path: Path, famil
     source = open_source(path)
     mine = {name: tuple(source.tokenizer().encode(text)) for name, text in TEXTS.items()}
     assert mine == of_llama_cpp(path, all_of)
-    assert (WORDS.index("the") in mine["merges"]) == (family == "llama"), "Llama 3 takes whole words without merging"
+    assert (WORDS.index("the") in mine["merges"]) == (pre == "llama-bpe"), "Llama 3 takes whole words without merging"
 
 
 # ---- a folder is the same model

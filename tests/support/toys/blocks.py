@@ -1,5 +1,6 @@
 """Random blocks of GGUF's quantised types that no Python package writes: any bytes are valid but for the float fields."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import gguf
@@ -7,7 +8,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-SCALES = {
+SCALES: Mapping[Kind, tuple[int, ...]] = {
     Kind.Q2_K: (80, 82),
     Kind.Q3_K: (108,),
     Kind.Q4_K: (0, 2),
@@ -24,13 +25,14 @@ MIDDLE = {Kind.Q2_K: 1.5, Kind.Q4_K: 7.5, Kind.Q5_K: 15.5}
 def random_blocks(kind: Kind, rows: int, columns: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """[rows, bytes]: values of about 2 / sqrt(columns), as of a random matrix; every block has a scale of its own."""
     size, width = gguf.GGML_QUANT_SIZES[kind]
+    scale, *minimum = SCALES[kind]
     blocks = rng.integers(0, 256, (rows * columns // size, width), np.uint8)
     spread = rng.uniform(0.5, 1.5, len(blocks))
 
     def scaled(unit: float) -> NDArray[np.uint8]:
-        _put(blocks, SCALES[kind][0], spread * unit)
-        if kind in MIDDLE:
-            _put(blocks, SCALES[kind][1], spread * unit * MIDDLE[kind])
+        _put(blocks, scale, spread * unit)
+        for at in minimum:
+            _put(blocks, at, spread * unit * MIDDLE[kind])
         return blocks.reshape(rows, -1)
 
     found: Any = gguf.dequantize(scaled(1.0 / 64), kind)

@@ -62,6 +62,10 @@ class Toy:
     bias: bool = False
     factors: tuple[float, ...] = ()
     """What GGUF's tensor `rope_freqs` holds."""
+    linear: float = 0
+    """What all rotary frequencies are divided by; 0: no scaling."""
+    pre: str = ""
+    """`tokenizer.ggml.pre`; empty: the family's."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Tensors in GGUF's names; [out, in]."""
@@ -128,10 +132,13 @@ def write_gguf(path: Path, toy: Toy, weights: Mapping[str, F32], kinds: Mapping[
     writer.add_value_length(toy.head_dim)
     writer.add_rope_dimension_count(toy.head_dim)
     writer.add_rope_freq_base(BASE)
+    if toy.linear:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(toy.linear)
     writer.add_layer_norm_rms_eps(EPSILON)
     writer.add_vocab_size(len(WORDS))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe" if toy.family == "llama" else "qwen2")
+    writer.add_tokenizer_pre(toy.pre or ("llama-bpe" if toy.family == "llama" else "qwen2"))
     writer.add_token_list(WORDS)
     writer.add_token_types([3, 3, 3] + [1] * (len(WORDS) - 3))
     writer.add_token_merges(list(MERGES))
@@ -177,7 +184,7 @@ def config(toy: Toy, **change: Any) -> dict[str, Any]:
         "max_position_embeddings": CONTEXT,
         "rms_norm_eps": EPSILON,
         "rope_theta": BASE,
-        "rope_scaling": None,
+        "rope_scaling": {"type": "linear", "factor": toy.linear} if toy.linear else None,
         "tie_word_embeddings": toy.tied,
         "eos_token_id": 2,
         **change,
