@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalrig import fetch, troubles
+from evalrig import fetch
 from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.process import Process
 from evalrig.sglang_wire import Client
+from evalrig.troubles import REFENGINE
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
 
 WEIGHTS = ("bf16", "fp8", "int4", "int4-asym", "f32")
@@ -39,7 +40,7 @@ class Refengine(Engine):
 
     Options = RefengineOptions
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
-    troubles = troubles.REFENGINE
+    troubles = REFENGINE
 
     def __init__(self, variant: Variant, options: RefengineOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)

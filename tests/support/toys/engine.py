@@ -16,7 +16,7 @@ import numpy as np
 
 from evalrig.engine import Capabilities, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError
-from evalrig.troubles import SGLANG
+from evalrig.troubles import SGLANG, SGLANG_WORKS
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
 
 VOCABULARY = 64
@@ -72,6 +72,7 @@ class Toy(Engine):
     Options = ToyOptions
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
     troubles = SGLANG
+    at_work = SGLANG_WORKS
     starts: ClassVar[int] = 0
     processes: ClassVar[Counter[Path]] = Counter()
     """Starts by log: a log belongs to one variant of one run."""
