@@ -94,8 +94,8 @@ class Launch:
     log: Path
     start_seconds: float
     request_seconds: float
-    hang_seconds: float = 900.0
-    """Without one answer while calls are in flight: then it hangs."""
+    hang_seconds: float | None = None
+    """Without an answer or a sign of work while calls are in flight: then it hangs. None: by `request_seconds` (watch.py)."""
     restarts: int = 1
     """How often a run may start the variant again after a crash or a hang."""
     connections: int = 64
@@ -112,6 +112,8 @@ class Engine(ABC):
     capabilities: ClassVar[Capabilities]
     troubles: ClassVar[tuple[Trouble, ...]] = ()
     """What is looked for in `launch.log` while the engine runs; empty: it writes none, or nothing known."""
+    at_work: ClassVar[str] = ""
+    """Pattern of a line there that only an engine which computes tokens writes; empty: there is none."""
 
     def __init__(self, variant: Variant, options: Any, launch: Launch) -> None:
         self.variant = variant

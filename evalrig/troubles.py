@@ -24,6 +24,12 @@ CANARY: Final = "KV canary violation"
 RUINOUS: Final[Set[str]] = frozenset({NOT_A_NUMBER, CHECKSUM, CANARY})
 """Kinds after which nothing measured on that arm can be trusted. Any other is said, with its count in each arm."""
 
+SGLANG_WORKS: Final = r"\b(Decode|Prefill) batch\b"
+VLLM_WORKS: Final = r"throughput: (?!0\.0 )[\d.]+ tokens/s"
+"""Lines of an engine that computes tokens: a long call is then no hang."""
+
+_QUOTES = Trouble(kind="", pattern=r"Receive: obj=|Finish: obj=|Received request |Generated response ")
+"""Lines that quote what was asked or answered, if such logging was switched on: nothing in them is trouble."""
 _PARSER = "tool parser error"
 _SHORT = "retraction for want of KV cache"
 _DEVICE = "GPU error"
@@ -37,6 +43,7 @@ _NUMBERS = Trouble(
 )
 
 SGLANG: tuple[Trouble, ...] = (
+    _QUOTES,
     Trouble(
         kind=_PARSER, pattern=r"Tool call parsing error: |Error in detect_and_parse|Error in parse_streaming_increment"
     ),
@@ -51,6 +58,7 @@ SGLANG: tuple[Trouble, ...] = (
     _GPU,
 )
 VLLM: tuple[Trouble, ...] = (
+    _QUOTES,
     Trouble(
         kind=_PARSER, pattern=r"Error in extracting tool call from response|Error trying to handle streaming tool call"
     ),

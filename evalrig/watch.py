@@ -22,6 +22,10 @@ from evalrig.types import Event
 T = TypeVar("T")
 LOOK: Final = 1.0
 """Seconds between two looks."""
+SHOWN: Final = 1.5
+"""Times `request_seconds`: a hang of an engine whose log shows it at work."""
+UNSEEN: Final = 3.5
+"""The same where work is not seen: one call that is slow in every try is no hang."""
 PIECE: Final = 1 << 18
 """Bytes of a log read in one look: what is more waits for the next."""
 PIECES_AT_END: Final = 64
@@ -47,8 +51,13 @@ class Pulse:
     def __init__(self, engine: Engine) -> None:
         self.in_flight = 0
         self._since = 0.0
+        """The last answer or sign of work, or the first call after an idle time."""
         for name in CALLS:
             setattr(engine, name, self._counted(getattr(engine, name)))
+
+    def beat(self) -> None:
+        """It was seen at work."""
+        self._since = time.monotonic()
 
     def unanswered(self) -> float:
         """Seconds for which there were calls in flight and no answer; 0: nothing is asked."""
@@ -57,11 +66,11 @@ class Pulse:
     def _counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def counted(*given: Any, **named: Any) -> Any:
             if not self.in_flight:
-                self._since = time.monotonic()
+                self.beat()
             self.in_flight += 1
             try:
                 answer = await call(*given, **named)
-                self._since = time.monotonic()
+                self.beat()
                 return answer
             finally:
                 self.in_flight -= 1
@@ -72,7 +81,10 @@ class Pulse:
 class Tail:
     """Reads on where a log ended, and counts the lines that tell trouble. One a log, however many processes write to it."""
 
-    def __init__(self, log: Path, troubles: tuple[Trouble, ...]) -> None:
+    def __init__(self, log: Path, troubles: tuple[Trouble, ...], at_work: str = "") -> None:
+        self.works = 0
+        """Lines that only an engine at work writes."""
+        self._at_work = re.compile(at_work) if at_work else None
         self._log = log
         self._troubles = [(trouble.kind, re.compile(trouble.pattern)) for trouble in troubles]
         self._at = log.stat().st_size if log.is_file() else 0
@@ -116,6 +128,7 @@ class Tail:
             whole, self._rest = [*whole, self._rest], b""
         for line in whole:
             text = line[:RECENT].decode(errors="replace")
+            self.works += bool(self._at_work and self._at_work.search(text))
             kind = next((kind for kind, pattern in self._troubles if pattern.search(text)), "")
             if kind:
                 self._seen[kind] += 1
@@ -138,6 +151,8 @@ class Watch:
         self._file = file
         self._tail = tail
         self._pulse = Pulse(engine)
+        usual = (SHOWN if engine.at_work else UNSEEN) * engine.launch.request_seconds
+        self._patience = engine.launch.hang_seconds or usual
 
     async def during(self, work: Awaitable[T], doing: str) -> T:
         """Do `work` on the engine, and look after it meanwhile.
@@ -192,12 +207,15 @@ class Watch:
         self._listen()
         if not self.engine.alive():
             raise Fell(f"{self.variant}: the engine died during {doing}", "crash")
-        if (waited := self._pulse.unanswered()) >= self.engine.launch.hang_seconds:
+        if (waited := self._pulse.unanswered()) >= self._patience:
             asked = f"{self._pulse.in_flight} calls in flight during {doing}"
             raise Fell(f"{self.variant}: the engine hangs: no answer for {waited:.0f} s, {asked}", "hang")
 
     def _listen(self) -> None:
+        before = self._tail.works
         self._tail.read()
+        if self._tail.works > before:
+            self._pulse.beat()
         self._tell()
 
     def _tell(self, final: bool = False) -> None:

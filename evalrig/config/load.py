@@ -175,7 +175,7 @@ def _faults_of_values(run: RunConfig) -> list[str]:
         (run.engine.request_seconds > 0, f"engine.request_seconds is {run.engine.request_seconds}; it must be above 0"),
         (0 <= run.engine.restarts <= 10, f"engine.restarts is {run.engine.restarts}; 0 to 10"),
         (
-            run.engine.hang_seconds > run.engine.request_seconds,
+            run.engine.hang_seconds is None or run.engine.hang_seconds > run.engine.request_seconds,
             f"engine.hang_seconds is {run.engine.hang_seconds}; above request_seconds, or a slow call counts as a hang",
         ),
     ]

@@ -19,8 +19,9 @@ class EngineConfig:
     """Deadline for readiness."""
     request_seconds: float = 600.0
     """Deadline for one call."""
-    hang_seconds: float = 900.0
-    """An engine with calls in flight that answers none of them for so long is ended as hung. Above `request_seconds`."""
+    hang_seconds: float | None = None
+    """An engine with calls in flight that neither answers one nor is seen at work for so long is ended as hung.
+    Default: 1.5 `request_seconds` where its log shows it at work (SGLang, vLLM), else 3.5: longer than all tries of a call."""
     restarts: int = 1
     """How often a variant's engine is started again after a crash or a hang; the next one ends that variant."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -14,13 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalrig import chat_wire, fetch, troubles
+from evalrig import chat_wire, fetch
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.llama_cpp import requantize, said
 from evalrig.llama_cpp.forced import Forcing
 from evalrig.llama_cpp.wire import CHAT, Client
 from evalrig.process import Process
+from evalrig.troubles import LLAMA_CPP
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
 from evalrig.wire import Wire
 
@@ -57,7 +58,7 @@ class LlamaCpp(Engine):
 
     Options = LlamaCppOptions
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
-    troubles = troubles.LLAMA_CPP
+    troubles = LLAMA_CPP
 
     def __init__(self, variant: Variant, options: LlamaCppOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalrig import chat_wire, checkpoint, fetch, troubles
+from evalrig import chat_wire, checkpoint, fetch
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.process import Process
 from evalrig.refengine.architecture import family_of
 from evalrig.sglang_wire import Client
+from evalrig.troubles import REFENGINE
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
 
 WEIGHTS = ("bf16", "fp8", "int4", "int4-asym", "f32")
@@ -48,7 +49,7 @@ class Refengine(Engine):
 
     Options = RefengineOptions
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
-    troubles = troubles.REFENGINE
+    troubles = REFENGINE
 
     def __init__(self, variant: Variant, options: RefengineOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)

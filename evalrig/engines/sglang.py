@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalrig import chat_wire, troubles
+from evalrig import chat_wire
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.launcher import Launched, StartError, flags, redacted
 from evalrig.programs import Program
 from evalrig.sglang_wire import Client
+from evalrig.troubles import SGLANG, SGLANG_WORKS
 from evalrig.types import Capacity, Completion, Fingerprint, Inventory, Message, Variant
 
 KV_LINE = re.compile(r"KV [Cc]ache (?:is )?allocated\. dtype: (?:torch\.)?(\w+)")
@@ -146,7 +147,8 @@ class Sglang(Launched):
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, chat=True)
     module = "sglang.launch_server"
     package = "sglang"
-    troubles = troubles.SGLANG
+    troubles = SGLANG
+    at_work = SGLANG_WORKS
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
         ("weights_and_kv", "dtype", "--dtype"),
         ("weights_and_kv", "quantization", "--quantization"),

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from evalrig import chat_wire, troubles
+from evalrig import chat_wire
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.launcher import Launched, StartError, flags, redacted
 from evalrig.programs import Program
+from evalrig.troubles import VLLM, VLLM_WORKS
 from evalrig.types import Capacity, Completion, Fingerprint, Inventory, Message, Variant
 from evalrig.vllm_wire import LONGEST_LIST, Client
 
@@ -113,7 +114,8 @@ class Vllm(Launched):
     capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
     module = "vllm.entrypoints.openai.api_server"
     package = "vllm"
-    troubles = troubles.VLLM
+    troubles = VLLM
+    at_work = VLLM_WORKS
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
         ("weights_and_kv", "dtype", "--dtype"),
         ("weights_and_kv", "quantization", "--quantization"),

@@ -1,6 +1,7 @@
 """A running engine is looked after: its pulse, its log, and what becomes of it when it falls."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from evalrig.engine import Launch
 from evalrig.errors import EngineError
 from evalrig.filing import Files
 from evalrig.records import RunFolder
-from evalrig.troubles import LLAMA_CPP, REFENGINE, RUINOUS, SGLANG, VLLM, Trouble
+from evalrig.troubles import LLAMA_CPP, REFENGINE, RUINOUS, SGLANG, SGLANG_WORKS, VLLM, VLLM_WORKS, Trouble
 from evalrig.types import REFERENCE, Event, Outcome, State, Variant
 from evalrig.watch import Fell, Pulse, Tail, Watch
 
-LOGS = Path(__file__).parents[1] / "contract" / "wire" / "logs"
+WIRE = Path(__file__).parents[1] / "contract" / "wire"
 GOOD = {"noise": 0.02}
 
 
@@ -28,7 +29,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "LOOK", 0.02)
 
 
-def toy(folder: Path, hang_seconds: float = 900.0, **args: Any) -> Toy:
+def toy(folder: Path, hang_seconds: float | None = None, **args: Any) -> Toy:
     variant = Variant(name="cheap", role="candidate", engine="toys.engine", weights="toy")
     launch = Launch(log=folder / "engine.log", start_seconds=1, request_seconds=1, hang_seconds=hang_seconds)
     return Toy(variant, ToyOptions(**args), launch)
@@ -123,6 +124,7 @@ LINES: dict[str, tuple[tuple[Trouble, ...], str]] = {
     "[canary] step=100 protected_tokens=9 sweep_passes=1 violations=0 launch_tags_active=1/2": (SGLANG, ""),
     "kv-canary: per-forward verify skipped this step due to overflow": (SGLANG, "KV check skipped"),
     "RuntimeError: CUDA error: an illegal memory access was encountered": (SGLANG, "GPU error"),
+    "[t] Receive: obj=GenerateReqInput(text='KV checksum mismatch; a list that contains NaN')": (SGLANG, ""),
     "server_args=ServerArgs(enable_nan_detection=False, kv_canary='none', info=1)": (SGLANG, ""),
     "ERROR hermes_tool_parser.py:136 Error in extracting tool call from response.": (VLLM, "tool parser error"),
     "Sequence group 7 is preempted by PreemptionMode.RECOMPUTE mode": (VLLM, "retraction for want of KV cache"),
@@ -140,11 +142,18 @@ def test_lines_of_trouble_are_known_and_their_likes_are_not(line: str, tmp_path:
     assert heard(tail) == ({kind: 1} if kind else {})
 
 
-@pytest.mark.parametrize("name", ["sglang/ready_capacity_and_shutdown", "vllm/ready_capacity_and_shutdown"])
+HEALTHY = {
+    "logs/sglang/ready_capacity_and_shutdown.txt": SGLANG,
+    "logs/vllm/ready_capacity_and_shutdown.txt": VLLM,
+    "llamacpp/kv_f16_capacity.txt": LLAMA_CPP,
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
 def test_recorded_healthy_logs_hold_no_trouble(name: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    tail = Tail(log, {"sglang": SGLANG, "vllm": VLLM}[name.split("/")[0]])
-    log.write_bytes((LOGS / f"{name}.txt").read_bytes())
+    tail = Tail(log, HEALTHY[name])
+    log.write_bytes((WIRE / name).read_bytes())
     assert heard(tail, final=True) == {}
 
 
@@ -158,7 +167,8 @@ def test_kinds_that_ruin_a_measurement_are_named_somewhere() -> None:
 def watched(folder: Path, tmp_path: Path, **args: Any) -> tuple[Watch, RunFolder, Silent]:
     run, said = small_folder(folder), Silent()
     engine = toy(tmp_path, **args)
-    return Watch(engine, Files(run, said), Tail(engine.launch.log, engine.troubles)), run, said
+    tail = Tail(engine.launch.log, engine.troubles, engine.at_work)
+    return Watch(engine, Files(run, said), tail), run, said
 
 
 def test_work_is_cut_short_when_the_engine_hangs_and_its_own_failure_is_not_the_reason(tmp_path: Path) -> None:
@@ -178,6 +188,46 @@ def test_work_is_cut_short_when_the_engine_hangs_and_its_own_failure_is_not_the_
             await one.during(work(), "`quiz`")
 
     within(test)
+
+
+def test_a_long_call_of_an_engine_that_is_seen_at_work_is_no_hang(tmp_path: Path) -> None:
+    """One answer of a hundred thousand tokens, alone in flight: no call ends, but the log tells of decoding."""
+    one, _, _ = watched(tmp_path / "runs", tmp_path, hang_seconds=0.4, hang_after=1)
+
+    async def decode() -> None:
+        for step in range(8):
+            await asyncio.sleep(0.1)
+            with one.engine.launch.log.open("a") as log:
+                log.write(f"[2026-09-13 16:06:07] Decode batch, #running-req: 1, #token: {step}, token usage: 0.10\n")
+
+    async def test() -> float:
+        await one.engine.start()
+        began, writing = asyncio.get_running_loop().time(), asyncio.ensure_future(decode())
+        with pytest.raises(Fell, match="hangs"):
+            await one.during(one.engine.tokenize("a"), "`quiz`")
+        await writing
+        return asyncio.get_running_loop().time() - began
+
+    assert within(test) >= 0.8 + 0.4 - 0.1
+
+
+def test_work_in_a_log_is_told_from_idling() -> None:
+    assert re.search(
+        VLLM_WORKS, "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 12.3 tokens/s, Running: 1"
+    )
+    assert not re.search(
+        VLLM_WORKS, "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 1"
+    )
+    assert re.search(SGLANG_WORKS, "[2026-11-29 TP0] Prefill batch, #new-seq: 1, #new-token: 6")
+
+
+def test_patience_covers_every_try_of_one_call_where_work_is_not_seen(tmp_path: Path) -> None:
+    from evalrig.watch import UNSEEN
+    from evalrig.wire import RETRIES
+
+    assert UNSEEN > RETRIES + 1
+    seen, _, _ = watched(tmp_path / "runs", tmp_path)
+    assert seen._patience == 1.5 * seen.engine.launch.request_seconds
 
 
 def test_an_interruption_stays_one_whatever_the_calls_it_cut_say(tmp_path: Path) -> None:

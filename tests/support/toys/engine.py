@@ -18,7 +18,7 @@ import numpy as np
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.engines.replay import asked
 from evalrig.errors import EngineError
-from evalrig.troubles import SGLANG
+from evalrig.troubles import SGLANG, SGLANG_WORKS
 from evalrig.types import Capacity, Completion, Fingerprint, Message, ToolCall, Variant
 
 VOCABULARY = 64
@@ -78,6 +78,7 @@ class Toy(Engine):
         prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True, tools=True
     )
     troubles = SGLANG
+    at_work = SGLANG_WORKS
     starts: ClassVar[int] = 0
     processes: ClassVar[Counter[Path]] = Counter()
     """Starts by log: a log belongs to one variant of one run."""
