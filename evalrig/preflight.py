@@ -1,12 +1,13 @@
 """Is this really the variant we think, seen through the same tokens? Proved per variant before its first attempt."""
 
 import hashlib
+from collections.abc import Awaitable, Mapping
 from typing import Final
 
 import numpy as np
 
 from evalrig.analysis.kl import row_faults
-from evalrig.engine import Engine, Scoring
+from evalrig.engine import Capabilities, Engine, Sampling, Scoring
 from evalrig.errors import EngineError, RunError, UsageError
 from evalrig.progress import Progress
 from evalrig.records import RunFolder
@@ -33,6 +34,10 @@ CONVERSATIONS: Final[dict[str, tuple[Message, ...]]] = {
 }
 
 PROBE_TOP_K = 20
+PROBE_TOKENS = 8
+"""Decoded after a probe, greedily."""
+LEG_PROBES = ("prose", "chat")
+"""Probes that also go through the cache and through the decode path."""
 ENGINE_KEYS = (
     "engine",
     "version",
@@ -59,20 +64,12 @@ async def prove(engine: Engine) -> Preflight:
             if not engine.alive():
                 raise
             refused[name] = "refused"  # some templates take no system message: then both arms' must not
-    scored: dict[str, str] = {}
-    nats: list[float] = []
-    faults: list[str] = []
-    for name, ids in prompts.items():
-        if len(ids) < 2:
-            faults.append(f"probe `{name}` became {len(ids)} tokens")
-            continue
-        deepest = engine.capabilities.top_logprobs
-        scoring = await engine.score(ids, 1, PROBE_TOP_K if deepest < 0 else min(PROBE_TOP_K, deepest))
-        scored[name] = _digest(scoring)
-        nats.append(-float(scoring.logprobs.mean(dtype=np.float64)))
-        faults += _faults(name, scoring, full=False)
+    scored = await _probe(engine, prompts)
+    faults = [f"probe `{name}` became {len(ids)} tokens" for name, ids in prompts.items() if len(ids) < 2]
+    faults += [fault for leg, one in scored.items() if one is not None for fault in _faults(leg, one, full=False)]
     if engine.able(engine.options).top_logprobs == -1 and len(ids := prompts["digits"]) >= 2:
         faults += _faults("whole vocabulary", await engine.score(ids, len(ids) - 1, -1), full=True)
+    nats = [-float(one.logprobs.mean(dtype=np.float64)) for name in prompts if (one := scored.get(name))]
     return Preflight(
         variant=engine.variant.name,
         expect=engine.variant.expect,
@@ -80,11 +77,47 @@ async def prove(engine: Engine) -> Preflight:
         capacity=await engine.capacity(),
         prompt_digests=refused
         | {name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()},
-        logprob_digests=scored,
+        logprob_digests={leg: "refused" if one is None else _digest(one) for leg, one in scored.items()},
         faults=tuple(faults),
         inventory=await engine.inventory(),
         probe_nats=float(np.mean(nats)) if nats and np.isfinite(nats).all() else None,
     )
+
+
+async def _probe(engine: Engine, prompts: Mapping[str, tuple[int, ...]]) -> dict[str, Scoring | None]:
+    """The probes through every way to score that the engine has: a KV format may show in one of them alone. None: refused."""
+    able = engine.able(engine.options)
+    found: dict[str, Scoring | None] = {}
+    for name, ids in prompts.items():
+        if len(ids) < 2:
+            continue
+        if able.prompt_logprobs:
+            found[name] = await engine.score(ids, 1, _reach(able.top_logprobs))
+        if name in LEG_PROBES and able.cached_prefix:
+            call = engine.score_cached(ids, len(ids) // 2, _reach(able.top_logprobs))
+            found[f"{name}, cached prefix"] = await _unless_refused(engine, able, call)
+        if name in LEG_PROBES and able.decode_logprobs:
+            call = _decoded(engine, ids, _reach(able.decode_logprobs))
+            found[f"{name}, decode"] = await _unless_refused(engine, able, call)
+    return found
+
+
+async def _decoded(engine: Engine, ids: tuple[int, ...], k: int) -> Scoring:
+    return (await engine.decode(ids, Sampling(max_tokens=PROBE_TOKENS, seed=0), k))[1]
+
+
+async def _unless_refused(engine: Engine, able: Capabilities, call: Awaitable[Scoring]) -> Scoring | None:
+    """A suite that needs this way to score will say so; where it is the only way, nothing can be proved without it."""
+    try:
+        return await call
+    except EngineError:
+        if not engine.alive() or not able.prompt_logprobs:
+            raise
+        return None
+
+
+def _reach(deepest: int) -> int:
+    return PROBE_TOP_K if deepest < 0 else min(PROBE_TOP_K, deepest)
 
 
 def _digest(scoring: Scoring) -> str:

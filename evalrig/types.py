@@ -40,6 +40,8 @@ NON_FINITE = "the engine gave non-finite logprobs"
 """Error of an attempt that is an engine's arithmetic gone wrong: missing, and reason enough to trust nothing of that arm."""
 
 
+SPLIT = "split"
+"""Flag of a fingerprint: the engine prefills and decodes in different servers."""
 NO_ANSWER = "failed"
 """`finish` of a trace whose call failed: missing in every arm."""
 

@@ -17,10 +17,10 @@ from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
 from evalrig.evidence import ROUNDING, Gathered, ambiguous, audit_file, misplaced, tokens_file
 from evalrig.gate import Evidence
-from evalrig.likeness import alone, beside
+from evalrig.likeness import alone, asked, beside
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.tokens import read_tokens
-from evalrig.types import AGAIN, NON_FINITE, REFERENCE, Finding, Level, Preflight, State
+from evalrig.types import AGAIN, NON_FINITE, REFERENCE, SPLIT, Finding, Level, Preflight, State
 
 ABSENT = "every attempt made"
 """Rule that most often follows from another: an interruption, a refused or lost engine."""
@@ -49,6 +49,7 @@ def _proved(gathered: Gathered) -> Iterator[Finding]:
     """Each variant on its own, and against the reference."""
     folder = gathered.folder
     reference, again = folder.preflight(REFERENCE), folder.preflight(AGAIN)
+    arms = {variant.name: variant for variant in gathered.plan.variants}
     for variant in gathered.plan.variants:
         scope = variant.name if variant.role == "candidate" else ""
         found = folder.preflight(variant.name)
@@ -64,6 +65,8 @@ def _proved(gathered: Gathered) -> Iterator[Finding]:
             yield from expected(found)
         if found is not None and reference is not None and variant.role == "candidate":
             yield from compare(reference, found)
+        if variant.role == "candidate":
+            yield from asked(arms[REFERENCE], variant)
     if reference and again and reference.fingerprint != again.fingerprint:
         text = "reference_again says it is another engine than the reference: A/A compares unlike things"
         yield Finding(rule="same engine", level=Level.INVALID, text=text)
@@ -82,12 +85,7 @@ def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
     else:
         text = f"{name}: the same tokens as the reference on {len(reference.prompt_digests)} probes"
         found.append(Finding(rule="prompt tokens", level=Level.OK, text=text, candidate=name))
-    if reference.logprob_digests and candidate.logprob_digests == reference.logprob_digests:
-        text = f"{name}: bit-identical to the reference on every probe; the quantisation did not engage"
-        found.append(Finding(rule="engaged", level=Level.INVALID, text=text, candidate=name))
-    else:
-        text = f"{name}: its logprobs are not the reference's on {len(reference.logprob_digests)} probes"
-        found.append(Finding(rule="engaged", level=Level.OK, text=text, candidate=name))
+    found.append(_engaged_on_probes(reference, candidate))
     ours, theirs = reference.fingerprint, candidate.fingerprint
     for key in ("engine", "version", "template_digest", "tokenizer_digest"):
         if getattr(ours, key) != getattr(theirs, key):
@@ -95,6 +93,28 @@ def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
             text = f"{name}: {key} is {getattr(theirs, key)!r}, the reference's {getattr(ours, key)!r}"
             found.append(Finding(rule="same engine", level=level, text=text, candidate=name))
     return [*found, *beside(reference, candidate)]
+
+
+def _engaged_on_probes(reference: Preflight, candidate: Preflight) -> Finding:
+    """Bit-identical where both were measured: the candidate is the reference. A split may be, and is another engine."""
+    name = candidate.variant
+    both = [probe for probe in reference.logprob_digests if probe in candidate.logprob_digests]
+    same = both and all(reference.logprob_digests[probe] == candidate.logprob_digests[probe] for probe in both)
+    if same and _split(reference, candidate):
+        text = f"{name}: prefill and decode run apart, bit-identical to the reference on {len(both)} probes"
+        return Finding(rule="engaged", level=Level.OK, text=text, candidate=name)
+    if same:
+        text = f"{name}: bit-identical to the reference on every probe; the quantisation did not engage"
+        return Finding(rule="engaged", level=Level.INVALID, text=text, candidate=name)
+    text = f"{name}: its logprobs are not the reference's on {len(both)} probes"
+    return Finding(rule="engaged", level=Level.OK, text=text, candidate=name)
+
+
+def _split(reference: Preflight | None, candidate: Preflight | None) -> bool:
+    """One of the two, or both in another way, prefills and decodes in different servers."""
+    if reference is None or candidate is None:
+        return False
+    return reference.fingerprint.flags.get(SPLIT) != candidate.fingerprint.flags.get(SPLIT)
 
 
 def expected(found: Preflight) -> list[Finding]:
@@ -273,6 +293,8 @@ def _echoed(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Fi
         for arm in (REFERENCE, candidate)
     ]
     pairs = [(said[0][key], said[1][key]) for key in said[0].keys() & said[1].keys() if said[0][key]]
+    if _split(gathered.folder.preflight(REFERENCE), gathered.folder.preflight(candidate)):
+        return
     if pairs and all(ours == theirs for ours, theirs in pairs):
         text = f"{candidate}, {suite.name}: the logprobs of all {len(pairs)} answers equal the reference's bit for bit"
         yield Finding(rule="engaged", level=Level.INVALID, text=text, candidate=candidate, suite=suite.name)

@@ -55,6 +55,11 @@ class Wire:
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[Any, int]:
         """Reply and number of retries."""
+        reply, retries = await self.fetch(method, path, body)
+        return self._json(reply, path), retries
+
+    async def fetch(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[httpx.Response, int]:
+        """A reply of status 200, unread, and number of retries."""
         reason = ""
         for attempt in range(RETRIES + 1):
             try:
@@ -65,13 +70,17 @@ class Wire:
             else:
                 self.lost = 0
                 if reply.status_code == 200:
-                    return self._json(reply, path), attempt
-                reason = f"HTTP {reply.status_code} {' '.join(reply.text[:200].split())}".strip()
+                    return reply, attempt
+                reason = f"HTTP {reply.status_code} {self.complaint(reply)}".strip()
                 if reply.status_code != 429 and reply.status_code < 500:
                     break
             if attempt < RETRIES:
                 await asyncio.sleep(PAUSES[attempt])
         raise EngineError(f"{self.name}: {path} failed: {reason}")
+
+    def complaint(self, reply: httpx.Response) -> str:
+        """What a refusal says, in one line."""
+        return " ".join(reply.text[:200].split())
 
     @contextmanager
     def shape(self, path: str) -> Generator[None]:

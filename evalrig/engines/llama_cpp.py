@@ -53,7 +53,9 @@ class LlamaCpp(Engine):
     """One llama.cpp server process."""
 
     Options = LlamaCppOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1
+    )
 
     def __init__(self, variant: Variant, options: LlamaCppOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
@@ -221,6 +223,14 @@ class LlamaCpp(Engine):
 
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
+        return await self._forced.score(ids, start, top_k)
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """See `Engine.decode`."""
+        return await self._forced.decode(ids, sampling, top_k)
+
+    @property
+    def _forced(self) -> Forcing:
         if self._forcing is None:
             raise EngineError(f"{self.variant.name}: the engine was not started")
-        return await self._forcing.score(ids, start, top_k)
+        return self._forcing

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,7 +38,9 @@ class Refengine(Engine):
     """One refengine server process."""
 
     Options = RefengineOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1
+    )
 
     def __init__(self, variant: Variant, options: RefengineOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
@@ -46,6 +48,11 @@ class Refengine(Engine):
         self._process = Process(variant.name, launch.log)
         self._client: Client | None = None
         self._info: dict[str, Any] = {}
+
+    @classmethod
+    def able(cls, options: RefengineOptions) -> Capabilities:
+        """A prefix is read from the cache only where the server keeps one."""
+        return replace(cls.capabilities, cached_prefix=getattr(options, "prefix_cache", False))
 
     @classmethod
     def content(cls, variant: Variant) -> tuple[str, ...]:
@@ -92,6 +99,7 @@ class Refengine(Engine):
             port_file.unlink(missing_ok=True)
         self._info = await self.client.info("/server_info")
         self.client.vocabulary = int(self._info["vocab_size"])
+        self.client.page = int(self._info.get("page_size") or 1)
 
     @property
     def client(self) -> Client:
@@ -146,6 +154,14 @@ class Refengine(Engine):
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
         return await self.client.score(ids, start, top_k)
+
+    async def score_cached(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """See `Engine.score_cached`."""
+        return await self.client.score_cached(ids, start, top_k)
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """See `Engine.decode`."""
+        return await self.client.decode(ids, sampling, top_k)
 
 
 def _words(value: Any) -> Any:

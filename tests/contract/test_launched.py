@@ -16,8 +16,9 @@ from toys.runs import carry_out, run_file
 
 from evalrig.errors import EngineError, UsageError
 from evalrig.guard import GRACE
-from evalrig.launcher import STAGES, how_far, redacted
+from evalrig.launcher import redacted
 from evalrig.programs import Program, known_flags
+from evalrig.started import STAGES, how_far
 from evalrig.types import Outcome, Variant
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups and parent-death signals as on Linux")
@@ -103,7 +104,7 @@ def test_it_starts_says_how_far_it_is_and_stops_with_all_it_started(kind: str, t
 
     async def look(engine: Any) -> int:
         assert engine.alive()
-        return engine._running.process.pid
+        return engine._parts[0].process.pid
 
     pid = carry(engine, look)
     assert not engine.alive()
@@ -161,7 +162,7 @@ def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path) -> None:
         "async def main():\n"
         f"    engine = engine_of('sglang', pathlib.Path({str(tmp_path)!r}), {env!r}, program={{'stop_command': {stop!r}}})\n"
         "    await engine.start()\n"
-        f"    pathlib.Path({str(pid)!r}).write_text(str(engine._running.process.pid))\n"
+        f"    pathlib.Path({str(pid)!r}).write_text(str(engine._parts[0].process.pid))\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())"
     )  # fmt: skip
