@@ -36,7 +36,7 @@ CONVERSATIONS: Final[dict[str, tuple[Message, ...]]] = {
 PROBE_TOP_K = 20
 PROBE_TOKENS = 8
 """Decoded after a probe, greedily."""
-LEG_PROBES = ("prose", "chat")
+LEG_PROBES = {"prose", "chat"}
 """Probes that also go through the cache and through the decode path."""
 ENGINE_KEYS = (
     "engine",
@@ -87,18 +87,18 @@ async def prove(engine: Engine) -> Preflight:
 async def _probe(engine: Engine, prompts: Mapping[str, tuple[int, ...]]) -> dict[str, Scoring | None]:
     """The probes through every way to score that the engine has: a KV format may show in one of them alone. None: refused."""
     able = engine.able(engine.options)
+    long = {name: ids for name, ids in prompts.items() if len(ids) >= 2}
+    k, deepest = _reach(able.top_logprobs), _reach(able.decode_logprobs)
     found: dict[str, Scoring | None] = {}
-    for name, ids in prompts.items():
-        if len(ids) < 2:
-            continue
-        if able.prompt_logprobs:
-            found[name] = await engine.score(ids, 1, _reach(able.top_logprobs))
-        if name in LEG_PROBES and able.cached_prefix:
-            call = engine.score_cached(ids, len(ids) // 2, _reach(able.top_logprobs))
+    for name, ids in long.items() if able.prompt_logprobs else ():
+        found[name] = await engine.score(ids, 1, k)
+    for name in sorted(LEG_PROBES & long.keys()):
+        ids = long[name]
+        if able.cached_prefix:
+            call = engine.score_cached(ids, len(ids) // 2, k)
             found[f"{name}, cached prefix"] = await _unless_refused(engine, able, call)
-        if name in LEG_PROBES and able.decode_logprobs:
-            call = _decoded(engine, ids, _reach(able.decode_logprobs))
-            found[f"{name}, decode"] = await _unless_refused(engine, able, call)
+        if able.decode_logprobs:
+            found[f"{name}, decode"] = await _unless_refused(engine, able, _decoded(engine, ids, deepest))
     return found
 
 

@@ -99,14 +99,15 @@ def _engaged_on_probes(reference: Preflight, candidate: Preflight) -> Finding:
     """Bit-identical where both were measured: the candidate is the reference. A split may be, and is another engine."""
     name = candidate.variant
     both = [probe for probe in reference.logprob_digests if probe in candidate.logprob_digests]
+    probes = len({probe.partition(",")[0] for probe in both})
     same = both and all(reference.logprob_digests[probe] == candidate.logprob_digests[probe] for probe in both)
     if same and _split(reference, candidate):
-        text = f"{name}: prefill and decode run apart, bit-identical to the reference on {len(both)} probes"
+        text = f"{name}: prefill and decode run apart, bit-identical to the reference on {probes} probes"
         return Finding(rule="engaged", level=Level.OK, text=text, candidate=name)
     if same:
         text = f"{name}: bit-identical to the reference on every probe; the quantisation did not engage"
         return Finding(rule="engaged", level=Level.INVALID, text=text, candidate=name)
-    text = f"{name}: its logprobs are not the reference's on {len(both)} probes"
+    text = f"{name}: its logprobs are not the reference's on {probes} probes"
     return Finding(rule="engaged", level=Level.OK, text=text, candidate=name)
 
 

@@ -69,6 +69,30 @@ def test_it_attaches_and_says_only_what_it_was_told(server: Exchanges) -> None:
     assert (list(ids), scoring.token_ids.tolist(), answer.token_ids) == (IDS, IDS[1:], (7042, 30, 198, 198))
 
 
+def test_lists_come_with_generated_tokens_and_never_scaled_by_a_temperature(server: Exchanges) -> None:
+    dialect = server.model_path
+    url = f"http://127.0.0.1:{server.server_port}"
+
+    async def go() -> Any:
+        engine = Endpoint(variant(url), EndpointOptions(dialect=dialect, vocabulary=49152), LAUNCH)
+        await engine.start()
+        try:
+            if dialect == "sglang":
+                with pytest.raises(EngineError, match=r"lists at temperature 0\.5 may be scaled by it; give 0 or 1"):
+                    await engine.decode(IDS[:5], Sampling(max_tokens=4, temperature=0.5), 2)
+            else:
+                with pytest.raises(EngineError, match="cannot score over a cached prefix"):
+                    await engine.score_cached(IDS, 3, 2)
+            return await engine.decode(IDS[:5], Sampling(max_tokens=4), 2)
+        finally:
+            await engine.stop()
+
+    answer, lists = asyncio.run(go())
+    assert answer.token_ids == tuple(lists.token_ids.tolist()) == (7042, 30, 198, 198)
+    assert lists.top_ids[:, 0].tolist() == [7042, 30, 198, 198]
+    assert lists.top_logprobs.shape == (4, 2)
+
+
 def test_a_server_that_is_not_there_is_one_line() -> None:
     engine = Endpoint(variant("http://127.0.0.1:9"), EndpointOptions(), LAUNCH)
 
@@ -151,9 +175,15 @@ def test_what_cannot_be_attached_to_is_refused_before_anything_starts(weights: s
 @pytest.mark.parametrize(
     ("options", "able"),
     [
-        ({"dialect": "vllm"}, Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True)),
-        ({"dialect": "vllm", "top_logprobs": 100}, Capabilities(prompt_logprobs=True, top_logprobs=100, seed=True)),
-        ({"dialect": "sglang", "top_logprobs": -1}, Capabilities(prompt_logprobs=True, top_logprobs=0)),
+        ({"dialect": "vllm"}, Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20)),
+        (
+            {"dialect": "vllm", "top_logprobs": 100},
+            Capabilities(prompt_logprobs=True, top_logprobs=100, seed=True, decode_logprobs=100),
+        ),
+        (
+            {"dialect": "sglang", "top_logprobs": -1},
+            Capabilities(prompt_logprobs=True, top_logprobs=0, cached_prefix=True),
+        ),
         ({"dialect": "openai", "top_logprobs": 5}, Capabilities()),
     ],
 )

@@ -42,7 +42,9 @@ def reference() -> Preflight:
 
 
 def test_everything_is_probed(reference: Preflight) -> None:
-    assert set(reference.prompt_digests) == set(reference.logprob_digests) == {*PROBES, *CONVERSATIONS}
+    legs = {f"{name}, {leg}" for name in ("prose", "chat") for leg in ("cached prefix", "decode")}
+    assert set(reference.prompt_digests) == {*PROBES, *CONVERSATIONS}
+    assert set(reference.logprob_digests) == {*PROBES, *CONVERSATIONS, *legs}
     assert reference.faults == ()
     assert invalid(expected(reference)) == []
 

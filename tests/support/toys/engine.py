@@ -61,6 +61,8 @@ class ToyOptions:
 
 
 class Toy(Engine):
+    """Faults count `generate`, `score` and `tokenize` alone."""
+
     Options = ToyOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
         prompt_logprobs=True, top_logprobs=-1, seed=True, cached_prefix=True, decode_logprobs=-1
@@ -110,21 +112,21 @@ class Toy(Engine):
         return self._said(tokens(text), "tokenize", [[m.role, m.content] for m in prompt])
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
-        answer = await self._sampled(ids, sampling)
-        self._said(answer, "generate", list(ids), sampling.max_tokens, sampling.seed)
-        return self._completion(answer, ids)
-
-    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
-        answer = await self._sampled(ids, sampling)
-        scoring, lists = self._lists([*ids, *answer["token_ids"]], len(ids), top_k)
-        self._said({**answer, **lists}, "decode", list(ids), sampling.max_tokens, sampling.seed, top_k)
-        return self._completion({**answer, "logprobs": lists["logprobs"]}, ids), scoring
-
-    async def _sampled(self, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         await self._call()
         self.answers += 1
         if self.options.refuse_answers and self.answers % self.options.refuse_answers == 0:
             raise EngineError(f"{self.variant.name}: HTTP 400")
+        answer = self._sampled(ids, sampling)
+        self._said(answer, "generate", list(ids), sampling.max_tokens, sampling.seed)
+        return self._completion(answer, ids)
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        answer = self._sampled(ids, sampling)
+        scoring, lists = self._lists([*ids, *answer["token_ids"]], len(ids), top_k)
+        self._said({**answer, **lists}, "decode", list(ids), sampling.max_tokens, sampling.seed, top_k)
+        return self._completion({**answer, "logprobs": lists["logprobs"]}, ids), scoring
+
+    def _sampled(self, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         rng = np.random.default_rng(sampling.seed)
         new: list[int] = []
         while len(new) < sampling.max_tokens and END not in new:
@@ -139,12 +141,6 @@ class Toy(Engine):
         return msgspec.convert({**counts, **answer}, Completion)
 
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
-        return await self._scored("score", ids, start, top_k)
-
-    async def score_cached(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
-        return await self._scored("score_cached", ids, start, top_k)
-
-    async def _scored(self, way: str, ids: Sequence[int], start: int, top_k: int) -> Scoring:
         await self._call()
         self.scorings += 1
         if self.options.refuse_every and self.scorings % self.options.refuse_every == 0:
@@ -152,7 +148,12 @@ class Toy(Engine):
         scoring, lists = self._lists(ids, start, top_k)
         if self.options.nan_every and self.scorings % self.options.nan_every == 0:
             scoring.logprobs[0] = lists["logprobs"][0] = np.nan
-        self._said(lists if top_k else {"logprobs": lists["logprobs"]}, way, list(ids), start, top_k)
+        self._said(lists if top_k else {"logprobs": lists["logprobs"]}, "score", list(ids), start, top_k)
+        return scoring
+
+    async def score_cached(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        scoring, lists = self._lists(ids, start, top_k)
+        self._said(lists if top_k else {"logprobs": lists["logprobs"]}, "score_cached", list(ids), start, top_k)
         return scoring
 
     def _lists(self, ids: Sequence[int], start: int, top_k: int) -> tuple[Scoring, dict[str, Any]]:
