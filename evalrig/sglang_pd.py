@@ -204,8 +204,9 @@ class Split:
 
     async def _settle_router(self) -> None:
         """Where the router tells who stands behind it, they are ours: in equal numbers, on our ports, of our model."""
-        path = next((p for p in ("/get_server_info", "/server_info") if await self.router.status(p) == 200), "")
-        info = await self.router.info(path) if path else {}
+        old = await self.router.status("/get_server_info") == 200  # the mini load balancer's
+        path = "/get_server_info" if old else "/server_info"
+        info = await self.router.info(path) if old or await self.router.status(path) == 200 else {}
         if not isinstance(info, dict) or not {"prefill", "decode"} <= info.keys():
             return  # it tells of nobody, or of one; each server was read back itself
         for mode in ("prefill", "decode"):
