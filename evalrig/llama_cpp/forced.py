@@ -95,7 +95,7 @@ class Forcing:
     async def _look(self, ids: Sequence[int]) -> None:
         """Ask, once a token, whether it is text of its own."""
         for token in sorted(set(ids) - self._torn.keys() - self._ends):
-            text = await self._client.text([token])
+            text = await self._client.detokenize([token])
             self._torn[token] = not text or "\N{REPLACEMENT CHARACTER}" in text or text.startswith("\0")
 
     def _pieces(self, ids: Sequence[int], start: int, width: int) -> Iterator[Piece]:

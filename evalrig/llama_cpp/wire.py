@@ -119,7 +119,7 @@ class Client(Wire):
         body = {"content": text, "add_special": special, "parse_special": True}
         return tuple((await self._call("POST", "/tokenize", body, _Tokens))[0].tokens)
 
-    async def text(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Sequence[int]) -> str:
         """Text of ids; bytes that are no UTF-8 come as U+FFFD."""
         self.check_ids(ids)
         return (await self._call("POST", "/detokenize", {"tokens": list(ids)}, _Content))[0].content

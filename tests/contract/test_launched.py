@@ -1,6 +1,5 @@
 """Starting, watching and ending engines that are programs: every class of failed start, a hang, a crash, and nothing left behind."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -332,27 +331,3 @@ def test_secrets_of_a_command_line_are_not_written_down() -> None:
         "--hf-token=(redacted)",
         "--admin-api-key=(redacted)",
     ]
-
-
-def test_gpu_memory_in_use_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalrig import gpus
-
-    class Nvml:
-        NVMLError = RuntimeError
-        used = (90, 0)
-
-        def __getattr__(self, name: str) -> Any:
-            return {
-                "nvmlInit": lambda: None,
-                "nvmlDeviceGetCount": lambda: 2,
-                "nvmlDeviceGetHandleByIndex": lambda index: index,
-                "nvmlDeviceGetMemoryInfo": lambda index: type("Memory", (), {"used": self.used[index], "total": 100}),
-            }[name]
-
-    monkeypatch.setattr(gpus.importlib, "import_module", lambda _: Nvml())
-    monkeypatch.setattr(gpus, "SECONDS", 0.1)
-    lines: list[str] = []
-    asyncio.run(gpus.wait_until_free({"CUDA_VISIBLE_DEVICES": "1"}, lines.append))
-    assert lines == []
-    asyncio.run(gpus.wait_until_free({}, lines.append))
-    assert lines == ["GPU 0: memory in use by another program; a start may fail for want of it"]

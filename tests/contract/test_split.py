@@ -197,7 +197,7 @@ def test_a_call_that_fails_alone_leaves_the_split_alive(tmp_path: Path) -> None:
     carry(split(tmp_path), fail)
 
 
-@pytest.mark.parametrize("key", ["kv_cache_dtype", "dtype", "page_size", "version"])
+@pytest.mark.parametrize("key", ["kv_cache_dtype", "page_size"])
 def test_servers_that_differ_in_what_they_hand_on_are_refused(key: str, tmp_path: Path) -> None:
     env = {"FAKE_ONLY": "decode", "FAKE_SAY": json.dumps({key: "other"})}
     text = refusal(split(tmp_path, env))
