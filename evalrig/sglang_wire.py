@@ -27,7 +27,7 @@ class Client(Wire):
     """Tokens that the prefix cache holds together."""
     longest_list = 0
     """Largest K of lists that come with generated tokens; 0: the vocabulary."""
-    _keyed = True
+    keyed = True
     """The server keeps prefixes of different `extra_key` apart, as far as was seen."""
 
     async def ready(self) -> bool:
@@ -127,11 +127,11 @@ class Client(Wire):
         Under a key of its own a request finds nothing; a server that knows no keys is asked for all positions.
         """
         spent: list[Scoring] = []
-        if start > 1 and self._keyed:
+        if start > 1 and self.keyed:
             found, cached = await self._score(ids, start, start - 1, top_k, {"extra_key": f"cold-{uuid.uuid4().hex}"})
             if not cached:
                 return found
-            self._keyed = False
+            self.keyed = False
             spent.append(found)
         found, cached = await self._score(ids, start, 0, top_k, {})
         if cached:

@@ -99,7 +99,8 @@ class Refengine(Engine):
             port_file.unlink(missing_ok=True)
         self._info = await self.client.info("/server_info")
         self.client.vocabulary = int(self._info["vocab_size"])
-        self.client.page = int(self._info.get("page_size") or 1)
+        self.client.page = int(self._info.get("prefix_block_size") or self._info.get("page_size") or 1)
+        self.client.keyed = not self.able(o).cached_prefix  # it keeps no prefixes of different keys apart
 
     @property
     def client(self) -> Client:
