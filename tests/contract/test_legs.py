@@ -74,6 +74,37 @@ def test_short_lists_are_the_head_of_the_long_ones_and_do_not_change_the_answer(
         assert bare.logprobs == pytest.approx(whole.logprobs)
 
 
+@pytest.mark.skipif(
+    "prefix_cache" not in {f.name for f in fields(RefengineOptions)}, reason="its server keeps no prefix"
+)
+@pytest.mark.parametrize("kv_cache", ["f32", "fp8_e4m3"])
+def test_a_prefix_is_read_from_the_cache_and_a_cold_scoring_never_is(kv_cache: str, tmp_path: Path) -> None:
+    """Whatever was asked before, the cold leg has the same bits; the cached one has its numbers, or is refused."""
+    own: dict[str, Any] = {"prefix_cache": True}
+    options = RefengineOptions(quantize="f32", kv_cache=kv_cache, kv_pool_mb=64, **own)
+    variant = Variant(name="arm", role="reference", engine="refengine", weights=str(tiny_model(tmp_path / "tiny.gguf")))
+    engine = Refengine(variant, options, Launch(log=tmp_path / "log", start_seconds=60, request_seconds=60))
+    ids = [5 + i * 7 % 200 for i in range(300)]
+
+    async def go() -> list[Any]:
+        try:
+            await engine.start()
+            assert engine.able(options).cached_prefix
+            first = await engine.score(ids, 250, 20)
+            warm = await engine.score_cached(ids, 250, 20)
+            early = await engine.score_cached(ids, 5, 20)
+            return [first, await engine.score(ids, 250, 20), warm, early, await engine.score(ids, 5, 20)]
+        finally:
+            await engine.stop()
+
+    first, again, warm, early, late = asyncio.run(asyncio.wait_for(go(), 120))
+    assert first.logprobs.tobytes() == again.logprobs.tobytes()
+    assert warm.token_ids.tolist() == ids[250:]
+    assert warm.logprobs == pytest.approx(first.logprobs, abs=1e-3)
+    assert early.token_ids.tolist() == ids[5:]
+    assert early.logprobs == pytest.approx(late.logprobs, abs=1e-3)
+
+
 def test_an_engine_that_keeps_no_prefix_is_not_said_to_read_one() -> None:
     assert not Refengine.able(OPTIONS).cached_prefix
     assert Refengine.able(OPTIONS).decode_logprobs == -1
