@@ -1,6 +1,8 @@
 """The legs of scoring on a live engine: what comes with generated tokens against the whole vocabulary of a prefill."""
 
 import asyncio
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
