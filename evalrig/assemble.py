@@ -11,6 +11,7 @@ from evalrig.config.schema import RunConfig, VariantConfig
 from evalrig.engine import Capabilities, Engine, Launch
 from evalrig.errors import UsageError
 from evalrig.gate import Gate
+from evalrig.likeness import asked
 from evalrig.plan import GatePlan, Plan, SuiteFacts, choose, make_plan
 from evalrig.plugins import find, make
 from evalrig.runner import Runner
@@ -57,6 +58,9 @@ def _assemble(config: RunConfig, say: Callable[[str], None], here: bool) -> Rig:
     runner = find("runners", config.runner.kind, Runner, "runner.kind")
     for variant in variants:
         _variant_fits(variant, kind, suites, here)
+        if variant.role == "candidate":
+            for finding in asked(variants[0], variant):
+                say(f"warning: {finding.text}")
     wanted = {card for suite in suites.values() for card in suite.content}
     wanted |= {card for variant in variants for card in kind.content(variant)}
     if absent := fetch.missing(sorted(wanted)):

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalrig.errors import EngineError
+from evalrig.proof import Inventory
 from evalrig.troubles import Trouble
-from evalrig.types import Capacity, Completion, Fingerprint, Inventory, Message, Tool, Variant
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

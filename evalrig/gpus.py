@@ -2,37 +2,51 @@
 
 import asyncio
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 SECONDS = 30.0
+POLL = 1.0
 SHARE = 0.1
 """Of a GPU's memory, that may be in use."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 async def wait_until_free(env: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Wait, at most half a minute, until the visible GPUs are free; without the `nvidia-ml-py` package nothing is known."""
+    """Wait, at most half a minute, until the visible GPUs are free; without the `nvidia-ml-py` package nothing is known.
+
+    `env` is laid over this process's environment, as it is for the engine.
+    """
+    visible = env.get(VISIBLE, os.environ.get(VISIBLE, ""))
     end = asyncio.get_running_loop().time() + SECONDS
-    while (busy := _busy(env.get("CUDA_VISIBLE_DEVICES", ""))) and asyncio.get_running_loop().time() < end:
-        await asyncio.sleep(1.0)
+    while (busy := await asyncio.to_thread(_busy, visible)) and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(POLL)
     if busy:
         say(f"GPU {', '.join(map(str, busy))}: memory in use by another program; a start may fail for want of it")
 
 
 def _busy(visible: str) -> list[int]:
-    """Indices of visible GPUs whose memory is in use."""
+    """Indices of visible GPUs whose memory is in use. What a GPU does not tell is not waited for."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return []
     try:
         nvml.nvmlInit()
+        count = int(nvml.nvmlDeviceGetCount())
     except nvml.NVMLError:  # no driver here
         return []
-    wanted = {int(part) for part in visible.split(",") if part.strip().isdigit()}
+    wanted = [part.strip() for part in visible.split(",") if part.strip()]
     busy: list[int] = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index))
-        if (not wanted or index in wanted) and memory.used > SHARE * memory.total:
+    for index in range(count):
+        try:
+            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
+            name = str(nvml.nvmlDeviceGetUUID(gpu))
+        except nvml.NVMLError:  # fallen off the bus, or no memory of its own
+            continue
+        ours = not wanted or str(index) in wanted or any(name.startswith(part) for part in wanted)
+        if ours and memory.used > SHARE * memory.total:
             busy.append(index)
     return busy

@@ -9,7 +9,8 @@ from typing import Final
 
 from evalrig.engine import Chat, Engine, Penalties, Sampling
 from evalrig.errors import EngineError
-from evalrig.types import Completion, Message, Rung, RungOutcome, Tool, ToolCall
+from evalrig.proof import Rung, RungOutcome
+from evalrig.types import Completion, Message, Tool, ToolCall
 
 PLAIN: Final = Chat(messages=(Message(role="user", content="Write the numbers from one to nine as words."),))
 SHORT: Final = Sampling(max_tokens=16)

@@ -4,72 +4,25 @@ What SGLang and vLLM share. A kind adds its options, its flags, and what its ser
 """
 
 import asyncio
-import contextlib
-import json
-import os
 import re
-import secrets
-import socket
-import sys
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from evalrig import checkpoint
 from evalrig.checkpoint import Checkpoint, CheckpointError
 from evalrig.engine import Engine, Launch
 from evalrig.errors import EngineError, UsageError
-from evalrig.failures import classify
 from evalrig.gpus import wait_until_free
-from evalrig.process import Process
 from evalrig.programs import Program, known_flags
+from evalrig.started import POLL, Command, Reached, Server, Started
 from evalrig.types import Variant
 
 T = TypeVar("T")
-POLL = 0.25
-"""Seconds between two looks at a starting engine."""
 SETTLE = 8.0
 """Seconds that a dying engine may take until its process is gone: SGLang needs 6."""
-STARTS = 3
-"""Tries, where only the port was at fault."""
-RECENT = 65_536
-"""Characters at the end of a log in which it tells how far a start is."""
-STAGES: Sequence[tuple[str, str]] = (
-    (r"(?:Loading|Capturing)[^\r\n]*?(\d+)%", "{0} %"),
-    (r"Load weight begin|Starting to load model", "loading weights"),
-    (r"Load weight end|Loading weights took", "weights loaded"),
-    (r"KV Cache is allocated|KV cache size:", "KV cache allocated"),
-    (r"Capture cuda graph begin|Capturing CUDA graph", "capturing CUDA graphs"),
-)
-"""What a log says of a start that takes minutes."""
-
-
-class Server(Protocol):
-    """The client of an engine, as far as starting needs it."""
-
-    async def ready(self) -> bool: ...
-    async def close(self) -> None: ...
-    async def status(self, path: str, seconds: float = 5.0) -> int: ...
-
-
-class StartError(EngineError):
-    """A failed start of a known kind."""
-
-    def __init__(self, text: str, kind: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """One start: its process, its guard, where its log begins."""
-
-    process: Process
-    guard: asyncio.subprocess.Process
-    log_start: int
 
 
 class Launched(Engine):
@@ -82,13 +35,14 @@ class Launched(Engine):
     """Group, option and flag."""
     reserved: ClassVar[frozenset[str]]
     """Flags that this adapter sets itself."""
+    grouped: ClassVar[frozenset[str]] = frozenset()
+    """Flags that options set which are not of the table."""
 
     def __init__(self, variant: Variant, options: Any, launch: Launch) -> None:
         super().__init__(variant, options, launch)
         self.checkpoint: Checkpoint | None = None
-        self._running: Running | None = None
+        self._parts: list[Started] = []
         self._gone = False
-        self._stage = ""
 
     @property
     def folder(self) -> str:
@@ -112,8 +66,8 @@ class Launched(Engine):
         """The client for a server at this address, remembered."""
 
     @abstractmethod
-    def server(self) -> Server | None:
-        """The client; None before the start."""
+    def server(self) -> Reached | None:
+        """Whom to ask whether it still answers; None before the start."""
 
     @abstractmethod
     async def settle(self) -> None:
@@ -126,10 +80,15 @@ class Launched(Engine):
     @classmethod
     def resolve(cls, variant: Variant, options: Any, where: str) -> None:
         """Options that go together."""
-        set_here = {flag for _, _, flag in cls.table} | cls.reserved
+        set_here = {flag for _, _, flag in cls.table} | cls.reserved | cls.grouped
         for flag in _named(options.extra):
             if flag in set_here:
                 raise UsageError(f"{where}.args.extra: `{flag}` has an option of its own; set it there")
+
+    @classmethod
+    def wanted(cls, options: Any) -> list[str]:
+        """Words of the command line, whose flags the program must know."""
+        return [*flags(cls.table, options), *cls.reserved, *options.extra]
 
     @classmethod
     def reach(cls, variant: Variant, options: Any, where: str) -> None:
@@ -137,49 +96,43 @@ class Launched(Engine):
         _read(variant, where)
         program: Program = options.program
         known = known_flags(program, cls.package, cls.module, f"{where}.args.program")
-        for flag in sorted(_named([*flags(cls.table, options), *cls.reserved, *options.extra])):
+        for flag in sorted(_named(cls.wanted(options))):
             if flag not in known:
                 close = get_close_matches(flag, known, 1)
                 hint = f"did you mean `{close[0]}`?" if close else "leave it out, or use the version that has it"
                 raise UsageError(f"{where}.args: this {cls.package} knows no flag `{flag}`; {hint}")
 
+    def commands(self) -> Iterator[Command]:
+        """What is started, one after the other; each is asked for when those before it are ready."""
+        yield Command(
+            program=self.options.program,
+            module=self.module,
+            arguments=self.arguments,
+            environment=self.environment(),
+            connect=self.connect,
+            settle=self.settle,
+        )
+
     async def start(self) -> None:
-        """Start on a free port, wait, and read back. A port that was taken meanwhile is tried again."""
+        """Start all there is to start, in order: each is ready, and read back, before the next begins."""
         self.checkpoint = await asyncio.to_thread(_read, self.variant, self.variant.name)
         await wait_until_free(self.options.program.env, self.launch.say)
-        for left in reversed(range(STARTS)):
-            try:
-                await self._start(_free_port())
-                await self.settle()
-                return
-            except StartError as error:
-                if error.kind != "port taken" or not left:
-                    raise
-                await self.stop()
+        self._gone, self._parts = False, []
+        for command in self.commands():
+            self._parts.append(part := Started(self.variant.name, command, self.launch))
+            await part.start()
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
-        if (server := self.server()) is not None:
-            await server.close()
-        if (running := self._running) is None:
-            return
-        await running.process.stop()
-        if running.guard.stdin is not None:
-            running.guard.stdin.close()
-        with contextlib.suppress(TimeoutError):  # a stop command that takes longer goes on without us
-            await asyncio.wait_for(running.guard.wait(), 3.0)
+        await asyncio.gather(*(part.stop() for part in self._parts))
 
     def alive(self) -> bool:
-        """See `Engine.alive`."""
-        return self._running is not None and self._running.process.alive() and not self._gone
+        """See `Engine.alive`; of several, all."""
+        return bool(self._parts) and all(part.alive() for part in self._parts) and not self._gone
 
     def log(self) -> str:
         """What this start has written so far."""
-        if self._running is None:
-            return ""
-        with self.launch.log.open("rb") as file:
-            file.seek(self._running.log_start)
-            return file.read().decode(errors="replace")
+        return "\n".join(part.log() for part in self._parts)
 
     async def guarded(self, call: Awaitable[T]) -> T:
         """A call that fails while the engine is dying is told from one that fails alone: wait until it is clear."""
@@ -198,63 +151,6 @@ class Launched(Engine):
                 return True
             await asyncio.sleep(POLL)
         return False
-
-    async def _start(self, port: int) -> None:
-        program: Program = self.options.program
-        name = f"evalrig-{re.sub(r'[^A-Za-z0-9]', '-', self.variant.name)}-{secrets.token_hex(4)}"
-        argv = [*program.argv(self.module, name), *self.arguments(port)]
-        began = self.launch.log.stat().st_size if self.launch.log.is_file() else 0
-        process = Process(self.variant.name, self.launch.log)
-        self._gone, self._stage = False, ""
-        await process.start(argv, {**os.environ, **self.environment(), **program.env})
-        try:
-            guard = await _guard(process.pid, program.stopping(name))
-        except BaseException:
-            await process.stop()
-            raise
-        self._running = Running(process=process, guard=guard, log_start=began)
-        server = self.connect(f"http://127.0.0.1:{port}")
-
-        async def ready() -> bool:
-            await asyncio.sleep(POLL)
-            self._tell()
-            return await server.ready() and process.alive()
-
-        try:
-            await process.wait_ready(ready, self.launch.start_seconds)
-        except EngineError as error:
-            raise self._failure(process, error) from None
-
-    def _failure(self, process: Process, error: EngineError) -> StartError:
-        """The reason in one line."""
-        name, see = self.variant.name, f"see {self.launch.log}"
-        if process.alive():
-            heard = self._stage or process.last_line()
-            waited = f"not ready after {self.launch.start_seconds:.0f} s, last heard: {heard}"
-            return StartError(f"{name}: {waited}; raise engine.start_seconds, or {see}", "deadline")
-        kind, words, remedy = classify(self.log())
-        if not kind:
-            return StartError(f"{name}: did not start: {words}; {see}" if words else str(error), "")
-        return StartError(f"{name}: did not start, {kind}: {words}; {remedy}; {see}", kind)
-
-    def _tell(self) -> None:
-        """Say how far the start is, where the log tells."""
-        stage = how_far(self.log()[-RECENT:])
-        if stage and stage != self._stage:
-            self._stage = stage
-            self.launch.say(f"{self.variant.name}: {stage}")
-
-
-def how_far(log: str) -> str:
-    """The last thing a log says about a start; empty: nothing."""
-    best, place = "", -1
-    for pattern, words in STAGES:
-        for found in re.finditer(pattern, log):
-            if found.start() > place:
-                what = "capturing CUDA graphs " if found.group(0).startswith("Capturing") else "loading weights "
-                best = what + words.format(*found.groups()) if "{0}" in words else words
-                place = found.start()
-    return best
 
 
 def flags(table: Iterable[tuple[str, str, str]], options: Any) -> list[str]:
@@ -291,20 +187,3 @@ def _read(variant: Variant, where: str) -> Checkpoint:
     except (CheckpointError, OSError) as error:
         text = f"{where}.weights: {variant.weights!r}: {error}; give the folder of a checkpoint on this machine"
         raise UsageError(text) from error
-
-
-async def _guard(group: int, stop_command: Sequence[str]) -> asyncio.subprocess.Process:
-    code = str(Path(__file__).with_name("guard.py"))
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", code, str(group), json.dumps(list(stop_command))),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

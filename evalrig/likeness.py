@@ -1,9 +1,10 @@
 """Do two arms differ in what they claim to, and in nothing else? From what was read back of both; silent where nothing was told."""
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
-from evalrig.types import REFERENCE, Finding, Level, Preflight, RungOutcome
+from evalrig.proof import Preflight, RungOutcome
+from evalrig.types import REFERENCE, Finding, Level, Variant
 
 BITS: Final[Mapping[str, float]] = {
     **{"f32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "mxfp8": 8.25},
@@ -23,8 +24,33 @@ LAYOUT: Final = (
     "pipeline_parallel_size",
 )
 """Flags over which a rank's share of the KV cache depends."""
+GROUPS: Final = ("numerics", "parallel", "memory")
+"""Groups of options that move the digits, and are not what is compared."""
 OWN: Final = ("quantization", "dtype", "kv_cache_dtype")
 """Flags that are the very difference between the arms, and judged as dtypes."""
+
+
+def asked(reference: Variant, candidate: Variant) -> list[Finding]:
+    """Options of the run file that move the digits and differ, one finding each: known before anything starts."""
+    found: list[Finding] = []
+    for group in GROUPS:
+        ours, theirs = reference.options.get(group), candidate.options.get(group)
+        if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
+            continue
+        for key in sorted({*ours, *theirs}):
+            mine, other = theirs.get(key), ours.get(key)
+            if mine != other:
+                text = f"{group}.{key} is {_word(mine)}, the reference's {_word(other)}: it moves the digits too"
+                found.append(
+                    Finding(
+                        rule="options", level=Level.WARN, text=f"{candidate.name}: {text}", candidate=candidate.name
+                    )
+                )
+    return found
+
+
+def _word(value: Any) -> str:
+    return "not set" if value in (None, "") else str(value)
 
 
 def alone(found: Preflight) -> Iterator[Finding]:

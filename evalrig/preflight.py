@@ -1,17 +1,19 @@
 """Is this really the variant we think, seen through the same tokens? Proved per variant before its first attempt."""
 
 import hashlib
+from collections.abc import Awaitable, Mapping
 from typing import Final
 
 import numpy as np
 
 from evalrig.analysis.kl import row_faults
-from evalrig.engine import Engine, Scoring
+from evalrig.engine import Capabilities, Engine, Sampling, Scoring
 from evalrig.errors import EngineError, RunError, UsageError
 from evalrig.ladder import climb
 from evalrig.progress import Progress
+from evalrig.proof import Preflight, Probes
 from evalrig.records import RunFolder
-from evalrig.types import AGAIN, REFERENCE, Level, Message, Preflight, Probes
+from evalrig.types import AGAIN, REFERENCE, Level, Message
 from evalrig.validity import compare, expected
 
 PROBES: Final[dict[str, str]] = {
@@ -34,6 +36,10 @@ CONVERSATIONS: Final[dict[str, tuple[Message, ...]]] = {
 }
 
 PROBE_TOP_K = 20
+PROBE_TOKENS = 8
+"""Decoded after a probe, greedily."""
+LEG_PROBES = {"prose", "chat"}
+"""Probes that also go through the cache and through the decode path."""
 ENGINE_KEYS = (
     "engine",
     "version",
@@ -52,7 +58,7 @@ async def prove(engine: Engine) -> Preflight:
     Faults (non-finite or unnormalised logprobs) are findings, not errors; a call that fails is an `EngineError`.
     """
     able = engine.able(engine.options)
-    probes, faults = await _probed(engine) if able.prompt_logprobs else (Probes(), [])
+    probes, faults = await _probed(engine) if able.prompt_logprobs or able.decode_logprobs else (Probes(), [])
     ladder = await climb(engine) if able.chat else ()
     return Preflight(
         variant=engine.variant.name,
@@ -77,23 +83,52 @@ async def _probed(engine: Engine) -> tuple[Probes, list[str]]:
             if not engine.alive():
                 raise
             refused[name] = "refused"  # some templates take no system message: then both arms' must not
-    scored: dict[str, str] = {}
-    nats: list[float] = []
-    faults: list[str] = []
-    for name, ids in prompts.items():
-        if len(ids) < 2:
-            faults.append(f"probe `{name}` became {len(ids)} tokens")
-            continue
-        deepest = engine.capabilities.top_logprobs
-        scoring = await engine.score(ids, 1, PROBE_TOP_K if deepest < 0 else min(PROBE_TOP_K, deepest))
-        scored[name] = _digest(scoring)
-        nats.append(-float(scoring.logprobs.mean(dtype=np.float64)))
-        faults += _faults(name, scoring, full=False)
+    scored = await _probe(engine, prompts)
+    faults = [f"probe `{name}` became {len(ids)} tokens" for name, ids in prompts.items() if len(ids) < 2]
+    faults += [fault for leg, one in scored.items() if one is not None for fault in _faults(leg, one, full=False)]
     if engine.able(engine.options).top_logprobs == -1 and len(ids := prompts["digits"]) >= 2:
         faults += _faults("whole vocabulary", await engine.score(ids, len(ids) - 1, -1), full=True)
-    digests = {name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()}
+    nats = [-float(one.logprobs.mean(dtype=np.float64)) for name in prompts if (one := scored.get(name))]
+    tokens = {name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()}
+    digests = {leg: "refused" if one is None else _digest(one) for leg, one in scored.items()}
     mean = float(np.mean(nats)) if nats and np.isfinite(nats).all() else None
-    return Probes(prompt_digests=refused | digests, logprob_digests=scored, nats=mean), faults
+    return Probes(prompt_digests=refused | tokens, logprob_digests=digests, nats=mean), faults
+
+
+async def _probe(engine: Engine, prompts: Mapping[str, tuple[int, ...]]) -> dict[str, Scoring | None]:
+    """The probes through every way to score that the engine has: a KV format may show in one of them alone. None: refused."""
+    able = engine.able(engine.options)
+    long = {name: ids for name, ids in prompts.items() if len(ids) >= 2}
+    k, deepest = _reach(able.top_logprobs), _reach(able.decode_logprobs)
+    found: dict[str, Scoring | None] = {}
+    for name, ids in long.items() if able.prompt_logprobs else ():
+        found[name] = await engine.score(ids, 1, k)
+    for name in sorted(LEG_PROBES & long.keys()):
+        ids = long[name]
+        if able.cached_prefix:
+            call = engine.score_cached(ids, len(ids) // 2, k)
+            found[f"{name}, cached prefix"] = await _unless_refused(engine, able, call)
+        if able.decode_logprobs:
+            found[f"{name}, decode"] = await _unless_refused(engine, able, _decoded(engine, ids, deepest))
+    return found
+
+
+async def _decoded(engine: Engine, ids: tuple[int, ...], k: int) -> Scoring:
+    return (await engine.decode(ids, Sampling(max_tokens=PROBE_TOKENS, seed=0), k))[1]
+
+
+async def _unless_refused(engine: Engine, able: Capabilities, call: Awaitable[Scoring]) -> Scoring | None:
+    """A suite that needs this way to score will say so; where it is the only way, nothing can be proved without it."""
+    try:
+        return await call
+    except EngineError:
+        if not engine.alive() or not able.prompt_logprobs:
+            raise
+        return None
+
+
+def _reach(deepest: int) -> int:
+    return PROBE_TOP_K if deepest < 0 else min(PROBE_TOP_K, deepest)
 
 
 def _digest(scoring: Scoring) -> str:

@@ -21,7 +21,8 @@ import msgspec
 
 from evalrig.errors import RunError, UsageError
 from evalrig.plan import Plan
-from evalrig.types import Event, Preflight, Record, Sample, Trace
+from evalrig.proof import Preflight
+from evalrig.types import Event, Record, Sample, Trace
 
 T = TypeVar("T")
 SCHEMA = 2

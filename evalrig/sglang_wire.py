@@ -6,7 +6,9 @@ scores other tokens than asked, or ends without a reason is an `EngineError`, ne
 
 import base64
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,13 @@ from evalrig.wire import Wire, characters
 
 class Client(Wire):
     """Calls to one server. `vocabulary` bounds ids and top-K before sending: SGLang dies of either (wire/INDEX.md)."""
+
+    page = 1
+    """Tokens that the prefix cache holds together."""
+    longest_list = 0
+    """Largest K of lists that come with generated tokens; 0: the vocabulary."""
+    keyed = True
+    """The server keeps prefixes of different `extra_key` apart, as far as was seen."""
 
     async def ready(self) -> bool:
         """True once the server takes requests; older versions have no `/ready`, and a `/health` that generates a token."""
@@ -43,28 +52,67 @@ class Client(Wire):
         body = {"input_ids": list(ids), "sampling_params": _params(sampling), "return_logprob": True}
         reply, retries = await self.call("POST", "/generate", body)
         with self.shape("/generate"):
-            meta = reply["meta_info"]
-            finish = (meta.get("finish_reason") or {}).get("type", "")
-            if finish not in ("stop", "length"):
-                raise EngineError(
-                    f"{self.name}: an answer ended with {finish or 'no'} finish reason; counted as a failed call"
-                )
-            tokens = tuple(int(i) for i in reply["output_ids"])
-            entries = meta["output_token_logprobs"]
-            if tokens != tuple(int(entry[1]) for entry in entries) or int(meta["prompt_tokens"]) != len(ids):
-                raise EngineError(
-                    f"{self.name}: {len(entries)} logprobs do not belong to the {len(tokens)} tokens answered to {len(ids)} given"
-                )
-            return Completion(
-                text=characters(reply["text"]),
-                token_ids=tokens,
-                logprobs=tuple(float(entry[0]) for entry in entries),
-                prompt_tokens=int(meta["prompt_tokens"]),
-                completion_tokens=len(tokens),
-                finish=finish,
-                seconds=time.monotonic() - began,
+            return self._answer(reply, ids, time.monotonic() - began, retries)
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """As `generate`, with the top-K list that each new token was drawn from: row i belongs to new token i."""
+        self.check_ids(ids)
+        if sampling.max_tokens < 1:  # 0 would answer no token and one list
+            raise ValueError(f"max_tokens {sampling.max_tokens}: at least 1")
+        wanted = self.width(top_k)
+        if 0 < self.longest_list < wanted:
+            raise EngineError(f"{self.name}: top-K {wanted} is above the {self.longest_list} that it gives; lower it")
+        began = time.monotonic()
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": _params(sampling),
+            "return_logprob": True,
+            "top_logprobs_num": wanted,
+            "return_flat_raw_top_logprobs": wanted > 0,
+            "return_flat_raw_output_top_logprobs": wanted > 0,
+            "return_flat_raw_top_logprobs_b64": wanted > 0,
+        }
+        reply, retries = await self.call("POST", "/generate", body)
+        with self.shape("/generate"):
+            seconds = time.monotonic() - began
+            answer = self._answer(reply, ids, seconds, retries, _number)
+            rows = len(answer.token_ids)
+            top_ids, top = _top(reply["meta_info"], "output", rows, wanted, self.name) if wanted else _no_top(rows)
+            return answer, Scoring(
+                token_ids=np.asarray(answer.token_ids, np.int32),
+                logprobs=np.asarray(answer.logprobs, np.float32),
+                top_ids=top_ids,
+                top_logprobs=top,
+                seconds=seconds,
                 retries=retries,
             )
+
+    def _answer(
+        self, reply: Any, ids: Sequence[int], seconds: float, retries: int, number: Callable[[Any], float] = float
+    ) -> Completion:
+        """What was generated after `ids`, with an end, and the logprob of each token of it."""
+        meta = reply["meta_info"]
+        finish = (meta.get("finish_reason") or {}).get("type", "")
+        if finish not in ("stop", "length"):
+            raise EngineError(
+                f"{self.name}: an answer ended with {finish or 'no'} finish reason; counted as a failed call"
+            )
+        tokens = tuple(int(i) for i in reply["output_ids"])
+        entries = meta["output_token_logprobs"]
+        if tokens != tuple(int(entry[1]) for entry in entries) or int(meta["prompt_tokens"]) != len(ids):
+            raise EngineError(
+                f"{self.name}: {len(entries)} logprobs do not belong to the {len(tokens)} tokens answered to {len(ids)} given"
+            )
+        return Completion(
+            text=characters(reply["text"]),
+            token_ids=tokens,
+            logprobs=tuple(number(entry[0]) for entry in entries),
+            prompt_tokens=int(meta["prompt_tokens"]),
+            completion_tokens=len(tokens),
+            finish=finish,
+            seconds=seconds,
+            retries=retries,
+        )
 
     async def prefill(self, ids: Sequence[int]) -> None:
         """Leave `ids` in the prefix cache."""
@@ -72,49 +120,103 @@ class Client(Wire):
         body = {"input_ids": list(ids), "sampling_params": {"temperature": 0.0, "max_new_tokens": 0}}
         await self.call("POST", "/generate", body)
 
-    async def score(self, ids: Sequence[int], start: int, top_k: int, cached: int = 0) -> Scoring:
-        """Logprobs of `ids[start:]`. The row at `logprob_start_len` is always null, so that one is `start - 1`.
+    async def score(self, ids: Sequence[int], start: int, top_k: int) -> Scoring:
+        """Logprobs of `ids[start:]` from a cold prefill: nothing is read from the prefix cache.
 
-        `cached`: so many tokens at least must have been read from the prefix cache, or it is another measurement.
+        A server that keeps prefixes would otherwise read `ids[:start]` from there, or not, by what was asked before.
+        Under a key of its own a request finds nothing; a server that knows no keys is asked for all positions.
         """
+        spent: list[Scoring] = []
+        if start > 1 and self.keyed:
+            found, cached = await self._score(ids, start, start - 1, top_k, {"extra_key": f"cold-{uuid.uuid4().hex}"})
+            if not cached:
+                return found
+            self.keyed = False
+            spent.append(found)
+        found, cached = await self._score(ids, start, 0, top_k, {})
+        if cached:
+            raise EngineError(
+                f"{self.name}: {cached} tokens came from the prefix cache although all were to be computed"
+            )
+        return replace(
+            found,
+            seconds=found.seconds + sum(one.seconds for one in spent),
+            retries=found.retries + sum(one.retries for one in spent),
+        )
+
+    async def score_cached(self, ids: Sequence[int], start: int, top_k: int) -> Scoring:
+        """Logprobs of `ids[start:]` over a prefix that was put into the cache first and must have been read from there.
+
+        What has less than a page before it is scored cold.
+        """
+        self._check_start(ids, start)
+        half = max(start, min(2 * self.page, len(ids) // 2))
+        if half > 1:
+            await self.prefill(ids[: half - 1])
+        cold = [await self.score(ids[:half], start, top_k)] if half > start else []
+        wanted = max(0, half - 1 - self.page)
+        warm, cached = await self._score(ids, half, half - 1, top_k, {})
+        if cached < wanted:
+            raise EngineError(f"{self.name}: {cached} tokens came from the prefix cache where {wanted} should have")
+        return joined([*cold, warm])
+
+    async def _score(
+        self, ids: Sequence[int], start: int, first: int, top_k: int, more: Mapping[str, Any]
+    ) -> tuple[Scoring, int]:
+        """Logprobs of `ids[start:]`, and how many tokens came from the prefix cache. Rows come from `first` on, which is
+        `logprob_start_len`: that row is always null, so it is `start - 1` at most."""
         self.check_ids(ids)
-        if not 1 <= start < len(ids):
-            raise ValueError(f"start {start} outside 1..{len(ids) - 1}")
-        wanted = self.width(top_k)
+        self._check_start(ids, start)
+        wanted, skip = self.width(top_k), start - first - 1
         began = time.monotonic()
         body = {
             "input_ids": list(ids),
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 0},
             "return_logprob": True,
-            "logprob_start_len": start - 1,
+            "logprob_start_len": first,
             "top_logprobs_num": wanted,
             "return_flat_raw_top_logprobs": wanted > 0,
             "return_flat_raw_top_logprobs_b64": wanted > 0,
+            **more,
         }
         reply, retries = await self.call("POST", "/generate", body)
         with self.shape("/generate"):
             meta = reply["meta_info"]
             if (meta.get("finish_reason") or {}).get("type") == "abort":
                 raise EngineError(f"{self.name}: a scoring was aborted; counted as a failed call")
-            if cached and int(meta["cached_tokens"]) < cached:
-                raise EngineError(
-                    f"{self.name}: {meta['cached_tokens']} tokens came from the prefix cache where {cached} should have"
-                )
             entries = meta["input_token_logprobs"][1:]
             given = np.asarray([entry[1] for entry in entries], np.int32)
-            logprobs = np.asarray([np.nan if entry[0] is None else entry[0] for entry in entries], np.float32)
-            asked = np.asarray(ids[start:], np.int32)
+            logprobs = np.asarray([_number(entry[0]) for entry in entries], np.float32)
+            asked = np.asarray(ids[first + 1 :], np.int32)
             if not np.array_equal(asked, given) or int(meta["prompt_tokens"]) != len(ids):
                 raise EngineError(f"{self.name}: scored other tokens than given ({len(given)} rows for {len(asked)})")
-            top_ids, top = _top(meta, len(asked), wanted, self.name) if wanted else _no_top(len(asked))
-        return Scoring(
-            token_ids=asked,
-            logprobs=logprobs,
-            top_ids=top_ids,
-            top_logprobs=top,
+            lists = _top(meta, "input", len(asked), wanted, self.name) if wanted else _no_top(len(asked))
+            cached = int(meta["cached_tokens"])
+        scoring = Scoring(
+            token_ids=asked[skip:],
+            logprobs=logprobs[skip:],
+            top_ids=lists[0][skip:],
+            top_logprobs=lists[1][skip:],
             seconds=time.monotonic() - began,
             retries=retries,
         )
+        return scoring, cached
+
+    def _check_start(self, ids: Sequence[int], start: int) -> None:
+        if not 1 <= start < len(ids):
+            raise ValueError(f"start {start} outside 1..{len(ids) - 1}")
+
+
+def joined(parts: Sequence[Scoring]) -> Scoring:
+    """Scorings of one stream, end to end."""
+    return Scoring(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        top_ids=np.concatenate([part.top_ids for part in parts]),
+        top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
+        seconds=sum(part.seconds for part in parts),
+        retries=sum(part.retries for part in parts),
+    )
 
 
 def _params(sampling: Sampling) -> dict[str, Any]:
@@ -131,12 +233,27 @@ def _params(sampling: Sampling) -> dict[str, Any]:
     return params
 
 
-def _top(meta: Mapping[str, Any], rows: int, k: int, name: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    shape = tuple(meta["input_top_logprobs_shape"])
-    if shape != (rows, k) or int(meta["input_top_logprobs_null_prefix"]) != 1:
-        raise EngineError(f"{name}: top-K rows of shape {shape}, expected {(rows, k)} after one null row")
-    ids = np.frombuffer(base64.b64decode(meta["input_top_logprobs_idx_flat_b64"]), "<i4")
-    values = np.frombuffer(base64.b64decode(meta["input_top_logprobs_val_flat_b64"]), "<f4")
+def _number(logprob: Any) -> float:
+    """A logprob; null is no number."""
+    return float("nan") if logprob is None else float(logprob)
+
+
+def _top(
+    meta: Mapping[str, Any], side: str, rows: int, k: int, name: str
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The lists of one side, `input` or `output`; of the given tokens the first has none."""
+    key, nulls = f"{side}_top_logprobs", int(side == "input")
+    if f"{key}_shape" not in meta:  # servers before the flat form of this side
+        nested = [[(int(entry[1]), _number(entry[0])) for entry in row] for row in meta[key][nulls:]]
+        if [len(row) for row in nested] != [k] * rows:
+            raise EngineError(f"{name}: {len(nested)} top-K rows, or of another length, where {rows} of {k} were due")
+        ids = np.asarray([[i for i, _ in row] for row in nested], np.int32)
+        return ids, np.asarray([[x for _, x in row] for row in nested], np.float32)
+    shape = tuple(meta[f"{key}_shape"])
+    if shape != (rows, k) or int(meta[f"{key}_null_prefix"]) != nulls:
+        raise EngineError(f"{name}: top-K rows of shape {shape}, expected {(rows, k)} after {nulls} null rows")
+    ids = np.frombuffer(base64.b64decode(meta[f"{key}_idx_flat_b64"]), "<i4")
+    values = np.frombuffer(base64.b64decode(meta[f"{key}_val_flat_b64"]), "<f4")
     return ids.reshape(shape).astype(np.int32), values.reshape(shape).astype(np.float32)
 
 

@@ -17,11 +17,12 @@ from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
 from evalrig.evidence import ROUNDING, Gathered, ambiguous, audit_file, misplaced, tokens_file
 from evalrig.gate import Evidence
-from evalrig.likeness import alone, beside, climbed
+from evalrig.likeness import alone, asked, beside, climbed
 from evalrig.plan import SuitePlan, sample_digest
+from evalrig.proof import Preflight
 from evalrig.stability import of_events
 from evalrig.tokens import read_tokens
-from evalrig.types import AGAIN, NON_FINITE, REFERENCE, Finding, Level, Preflight, State
+from evalrig.types import AGAIN, NON_FINITE, REFERENCE, SPLIT, Finding, Level, State
 
 ABSENT = "every attempt made"
 """Rule that most often follows from another: an interruption, a refused or lost engine."""
@@ -54,6 +55,7 @@ def _proved(gathered: Gathered) -> Iterator[Finding]:
     """Each variant on its own, and against the reference."""
     folder = gathered.folder
     reference, again = folder.preflight(REFERENCE), folder.preflight(AGAIN)
+    arms = {variant.name: variant for variant in gathered.plan.variants}
     for variant in gathered.plan.variants:
         scope = variant.name if variant.role == "candidate" else ""
         found = folder.preflight(variant.name)
@@ -69,6 +71,8 @@ def _proved(gathered: Gathered) -> Iterator[Finding]:
             yield from expected(found, bool(gathered.plan.chats))
         if found is not None and reference is not None and variant.role == "candidate":
             yield from compare(reference, found)
+        if variant.role == "candidate":
+            yield from asked(arms[REFERENCE], variant)
     if reference and again and reference.fingerprint != again.fingerprint:
         text = "reference_again says it is another engine than the reference: A/A compares unlike things"
         yield Finding(rule="same engine", level=Level.INVALID, text=text)
@@ -78,7 +82,7 @@ def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
     """A candidate against the reference, from what was proved about both; used before a run and when judging."""
     name = candidate.variant
     found: list[Finding] = []
-    prompts, logprobs = reference.probes.prompt_digests, reference.probes.logprob_digests
+    prompts = reference.probes.prompt_digests
     unlike = [probe for probe, digest in prompts.items() if candidate.probes.prompt_digests.get(probe) != digest]
     if unlike:
         text = f"{name}: other prompt tokens than the reference on probes {', '.join(unlike)}; tokenizer or template differ"
@@ -89,15 +93,7 @@ def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
     else:
         text = f"{name}: the engine gives no token ids of a prompt; only their number in chats is compared"
         found.append(Finding(rule="prompt tokens", level=Level.WARN, text=text, candidate=name))
-    if not logprobs:
-        text = f"{name}: not provable that it is another variant: the engine gives no logprobs of given tokens"
-        found.append(Finding(rule="engaged", level=Level.WARN, text=text, candidate=name))
-    elif candidate.probes.logprob_digests == logprobs:
-        text = f"{name}: bit-identical to the reference on every probe; the quantisation did not engage"
-        found.append(Finding(rule="engaged", level=Level.INVALID, text=text, candidate=name))
-    else:
-        text = f"{name}: its logprobs are not the reference's on {len(logprobs)} probes"
-        found.append(Finding(rule="engaged", level=Level.OK, text=text, candidate=name))
+    found.append(_engaged_on_probes(reference, candidate))
     ours, theirs = reference.fingerprint, candidate.fingerprint
     for key in ("engine", "version", "template_digest", "tokenizer_digest"):
         if getattr(ours, key) != getattr(theirs, key):
@@ -105,6 +101,34 @@ def compare(reference: Preflight, candidate: Preflight) -> list[Finding]:
             text = f"{name}: {key} is {getattr(theirs, key)!r}, the reference's {getattr(ours, key)!r}"
             found.append(Finding(rule="same engine", level=level, text=text, candidate=name))
     return [*found, *beside(reference, candidate)]
+
+
+def _engaged_on_probes(reference: Preflight, candidate: Preflight) -> Finding:
+    """Bit-identical where both were measured: the candidate is the reference. A split may be, and is another engine."""
+    name = candidate.variant
+    if not reference.probes.logprob_digests:
+        text = f"{name}: not provable that it is another variant: the engine gives no logprobs"
+        return Finding(rule="engaged", level=Level.WARN, text=text, candidate=name)
+    both = [probe for probe in reference.probes.logprob_digests if probe in candidate.probes.logprob_digests]
+    probes = len({probe.partition(",")[0] for probe in both})
+    same = both and all(
+        reference.probes.logprob_digests[probe] == candidate.probes.logprob_digests[probe] for probe in both
+    )
+    if same and _split(reference, candidate):
+        text = f"{name}: prefill and decode run apart, bit-identical to the reference on {probes} probes"
+        return Finding(rule="engaged", level=Level.OK, text=text, candidate=name)
+    if same:
+        text = f"{name}: bit-identical to the reference on every probe; the quantisation did not engage"
+        return Finding(rule="engaged", level=Level.INVALID, text=text, candidate=name)
+    text = f"{name}: its logprobs are not the reference's on {probes} probes"
+    return Finding(rule="engaged", level=Level.OK, text=text, candidate=name)
+
+
+def _split(reference: Preflight | None, candidate: Preflight | None) -> bool:
+    """One of the two, or both in another way, prefills and decodes in different servers."""
+    if reference is None or candidate is None:
+        return False
+    return reference.fingerprint.flags.get(SPLIT) != candidate.fingerprint.flags.get(SPLIT)
 
 
 def expected(found: Preflight, chats: bool = False) -> list[Finding]:
@@ -300,6 +324,8 @@ def _echoed(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Fi
         for arm in (REFERENCE, candidate)
     ]
     pairs = [(said[0][key], said[1][key]) for key in said[0].keys() & said[1].keys() if said[0][key]]
+    if _split(gathered.folder.preflight(REFERENCE), gathered.folder.preflight(candidate)):
+        return
     if pairs and all(ours == theirs for ours, theirs in pairs):
         text = f"{candidate}, {suite.name}: the logprobs of all {len(pairs)} answers equal the reference's bit for bit"
         yield Finding(rule="engaged", level=Level.INVALID, text=text, candidate=candidate, suite=suite.name)

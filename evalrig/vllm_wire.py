@@ -5,7 +5,7 @@ A reply that lacks a row, scores other tokens than asked, or ends without a reas
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,9 +62,30 @@ class Client(Wire):
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """Continue `ids`; the logprob of each new token comes along."""
+        return (await self._generated(ids, sampling, {"logprobs": 0}, float))[0]
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """As `generate`, with the top-K list that each new token was drawn from; whole vocabularies for a few tokens only."""
+        wanted = self.width(top_k)
+        if top_k < 0:
+            self._check_whole(sampling.max_tokens)
+        else:
+            self._check_list(wanted)
+        lists = {"logprobs": wanted, "return_tokens_as_token_ids": True}
+        answer, rows = await self._generated(ids, sampling, lists, _number)
+        with self.shape("/v1/completions"):
+            read = [
+                _row(_entries(row), token, wanted, self.name) for row, token in zip(rows, answer.token_ids, strict=True)
+            ]
+        return answer, _scoring(answer.token_ids, read, answer.seconds, answer.retries)
+
+    async def _generated(
+        self, ids: Sequence[int], sampling: Sampling, lists: Mapping[str, Any], number: Callable[[Any], float]
+    ) -> tuple[Completion, list[Any]]:
+        """The answer, and the list of each token in the server's form."""
         self.check_ids(ids)
         began = time.monotonic()
-        choice, retries = await self._complete(ids, {**_params(sampling), "logprobs": 0, "return_token_ids": True})
+        choice, retries = await self._complete(ids, {**_params(sampling), "return_token_ids": True, **lists})
         with self.shape("/v1/completions"):
             finish = str(choice.get("finish_reason"))
             if finish not in ("stop", "length"):
@@ -72,12 +93,12 @@ class Client(Wire):
                     f"{self.name}: an answer ended with {choice.get('finish_reason') or 'no'} finish reason; counted as a failed call"
                 )
             tokens = tuple(int(i) for i in choice["token_ids"])
-            logprobs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"])
+            logprobs = tuple(number(value) for value in choice["logprobs"]["token_logprobs"])
             if len(tokens) != len(logprobs) or list(choice["prompt_token_ids"]) != list(ids):
                 raise EngineError(
                     f"{self.name}: {len(logprobs)} logprobs do not belong to the {len(tokens)} tokens answered to {len(ids)} given"
                 )
-            return Completion(
+            answer = Completion(
                 text=characters(choice["text"]),
                 token_ids=tokens,
                 logprobs=logprobs,
@@ -87,6 +108,7 @@ class Client(Wire):
                 seconds=time.monotonic() - began,
                 retries=retries,
             )
+            return answer, list(choice["logprobs"]["top_logprobs"])
 
     async def score(self, ids: Sequence[int], start: int, top_k: int) -> Scoring:
         """Logprobs of `ids[start:]`; the whole vocabulary (-1) row by row, for a few rows only."""
@@ -96,9 +118,7 @@ class Client(Wire):
         wanted = self.width(top_k)
         if top_k < 0:
             return await self._whole(ids, start, wanted)
-        limit = LONGEST_LIST if self.max_logprobs < 0 else min(LONGEST_LIST, self.max_logprobs)
-        if wanted > limit:
-            raise EngineError(f"{self.name}: top-K {wanted} is above the {limit} that this server gives; lower it")
+        self._check_list(wanted)
         began = time.monotonic()
         choice, retries = await self._complete(ids, {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": wanted})
         with self.shape("/v1/completions"):
@@ -110,12 +130,7 @@ class Client(Wire):
 
     async def _whole(self, ids: Sequence[int], start: int, wanted: int) -> Scoring:
         """The next-token distribution after each prefix: what a prompt's logprobs would cost grows with its length."""
-        if self.max_logprobs >= 0:
-            raise EngineError(f"{self.name}: the server gives no whole vocabulary; start it with max_logprobs -1")
-        if len(ids) - start > FULL_ROWS:
-            raise EngineError(
-                f"{self.name}: {len(ids) - start} rows over the whole vocabulary were asked for; {FULL_ROWS} at most, or the server dies"
-            )
+        self._check_whole(len(ids) - start)
         began, retries = time.monotonic(), 0
         read: list[tuple[float, list[tuple[int, float]]]] = []
         for place in range(start, len(ids)):
@@ -123,9 +138,21 @@ class Client(Wire):
             choice, again = await self._complete(ids[:place], more)
             retries += again
             with self.shape("/v1/completions"):
-                row = {name.removeprefix("token_id:"): {"logprob": x} for name, x in _first_top(choice).items()}
-                read.append(_row(row, ids[place], wanted, self.name))
+                read.append(_row(_entries(choice["logprobs"]["top_logprobs"][0]), ids[place], wanted, self.name))
         return _scoring(ids[start:], read, time.monotonic() - began, retries)
+
+    def _check_list(self, k: int) -> None:
+        limit = LONGEST_LIST if self.max_logprobs < 0 else min(LONGEST_LIST, self.max_logprobs)
+        if k > limit:
+            raise EngineError(f"{self.name}: top-K {k} is above the {limit} that this server gives; lower it")
+
+    def _check_whole(self, rows: int) -> None:
+        if self.max_logprobs >= 0:
+            raise EngineError(f"{self.name}: the server gives no whole vocabulary; start it with max_logprobs -1")
+        if rows > FULL_ROWS:
+            raise EngineError(
+                f"{self.name}: {rows} rows over the whole vocabulary were asked for; {FULL_ROWS} at most, or the server dies"
+            )
 
     async def _complete(self, ids: Sequence[int], more: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """The one choice of a completion of `ids`."""
@@ -159,8 +186,9 @@ def _params(sampling: Sampling) -> dict[str, Any]:
     return params
 
 
-def _first_top(choice: Mapping[str, Any]) -> dict[str, float]:
-    return dict(choice["logprobs"]["top_logprobs"][0])
+def _entries(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A list of a generated token, `token_id:N` to logprob, in the form of a prompt's row."""
+    return {name.removeprefix("token_id:"): {"logprob": x} for name, x in row.items()}
 
 
 def _row(row: Mapping[str, Any], token: int, k: int, name: str) -> tuple[float, list[tuple[int, float]]]:
@@ -185,7 +213,7 @@ def _scoring(
     made = Scoring(
         token_ids=np.asarray(ids, np.int32),
         logprobs=np.asarray([own for own, _ in rows], np.float32),
-        top_ids=np.asarray([[i for i, _ in top] for _, top in rows], np.int32),
-        top_logprobs=np.asarray([[x for _, x in top] for _, top in rows], np.float32),
+        top_ids=np.asarray([[i for i, _ in top] for _, top in rows], np.int32).reshape(len(rows), -1),
+        top_logprobs=np.asarray([[x for _, x in top] for _, top in rows], np.float32).reshape(len(rows), -1),
     )
     return replace(made, seconds=seconds, retries=retries)

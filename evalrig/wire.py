@@ -76,18 +76,22 @@ class Wire:
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[Any, int]:
         """Reply and number of retries."""
+        reply, retries = await self.fetch(method, path, body)
+        return self._json(reply, path), retries
 
-        async def once() -> Any:
+    async def fetch(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[httpx.Response, int]:
+        """A reply of status 200, unread, and number of retries."""
+
+        async def once() -> httpx.Response:
             try:
                 reply = await self.http.request(method, path, json=body)
             except httpx.RequestError as error:
                 raise Fault.of_transport(error) from error
             if reply.status_code != 200:
-                raise Fault.of_status(reply.status_code, reply.text)
+                raise Fault.of_status(reply.status_code, self.complaint(reply))
             return reply
 
-        reply, retries = await self.tried(once, path)
-        return self._json(reply, path), retries
+        return await self.tried(once, path)
 
     async def tried(self, once: Callable[[], Awaitable[T]], path: str) -> tuple[T, int]:
         """What `once` gives, and the number of retries; a `Fault` that may pass is tried again."""
@@ -114,6 +118,10 @@ class Wire:
     def _keyless(self, words: str) -> str:
         """Before anything is cut off: half a key is a secret too."""
         return words.replace(self.key, "(key)") if self.key else words
+
+    def complaint(self, reply: httpx.Response) -> str:
+        """What a refusal says, in one line."""
+        return " ".join(reply.text[:200].split())
 
     @contextmanager
     def shape(self, path: str) -> Generator[None]:

@@ -15,8 +15,10 @@ LOST = 5
 """Calls in a row that met no server, until the engine counts as gone."""
 KV_NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3", "auto": "", "None": ""}
 ABLE: Mapping[str, Capabilities] = {
-    "sglang": Capabilities(prompt_logprobs=True, top_logprobs=1000, chat=True),
-    "vllm": Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True, chat=True),
+    "sglang": Capabilities(
+        prompt_logprobs=True, top_logprobs=1000, cached_prefix=True, decode_logprobs=1000, chat=True
+    ),
+    "vllm": Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True),
     "openai": Capabilities(chat=True, tools=True),
 }
 """By dialect. OpenAI's own has neither token ids of a text nor logprobs of a prompt."""
@@ -67,7 +69,7 @@ class Endpoint(Engine):
         limit = usual.top_logprobs if options.top_logprobs is None else max(0, options.top_logprobs)
         limit = min(limit, vllm_wire.LONGEST_LIST) if usual.prompt_logprobs else 0
         tools = usual.tools if options.tools is None else options.tools
-        return replace(usual, top_logprobs=limit, tools=tools)
+        return replace(usual, top_logprobs=limit, decode_logprobs=limit, tools=tools)
 
     @classmethod
     def resolve(cls, variant: Variant, options: EndpointOptions, where: str) -> None:
@@ -144,6 +146,19 @@ class Endpoint(Engine):
         """See `Engine.score`."""
         return await self.client.score(ids, start, top_k)
 
+    async def score_cached(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """See `Engine.score_cached`."""
+        if not isinstance(self.client, sglang_wire.Client):
+            return await super().score_cached(ids, start, top_k)
+        return await self.client.score_cached(ids, start, top_k)
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """See `Engine.decode`. A server of somebody else's may scale SGLang's logprobs by the temperature."""
+        if self.options.dialect == "sglang" and sampling.temperature not in (0.0, 1.0):
+            name = self.variant.name
+            raise EngineError(f"{name}: lists at temperature {sampling.temperature} may be scaled by it; give 0 or 1")
+        return await self.client.decode(ids, sampling, top_k)
+
     async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
         """See `Engine.chat`."""
         if self._chats is None:
@@ -167,6 +182,7 @@ class Endpoint(Engine):
             told |= await _page(client, "/version")
         else:
             told = await _page(client, "/server_info")
+            client.page = int(told.get("page_size") or 1)
             told["model"] = told.get("served_model_name", "")
         keys = ("version", "kv_cache_dtype", "cache_dtype", "kv_cache_size_tokens", "max_total_num_tokens", "model")
         return {key: str(told[key]) for key in keys if told.get(key)}

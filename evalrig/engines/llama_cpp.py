@@ -57,7 +57,9 @@ class LlamaCpp(Engine):
     """One llama.cpp server process."""
 
     Options = LlamaCppOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True
+    )
     troubles = LLAMA_CPP
 
     def __init__(self, variant: Variant, options: LlamaCppOptions, launch: Launch) -> None:
@@ -246,9 +248,17 @@ class LlamaCpp(Engine):
 
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
+        return await self._forced.score(ids, start, top_k)
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """See `Engine.decode`."""
+        return await self._forced.decode(ids, sampling, top_k)
+
+    @property
+    def _forced(self) -> Forcing:
         if self._forcing is None:
             raise EngineError(f"{self.variant.name}: the engine was not started")
-        return await self._forcing.score(ids, start, top_k)
+        return self._forcing
 
     async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
         """See `Engine.chat`; what is above `parallel` waits here, not in the server."""

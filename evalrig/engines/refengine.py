@@ -48,7 +48,9 @@ class Refengine(Engine):
     """One refengine server process."""
 
     Options = RefengineOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True
+    )
     troubles = REFENGINE
 
     def __init__(self, variant: Variant, options: RefengineOptions, launch: Launch) -> None:
@@ -61,8 +63,9 @@ class Refengine(Engine):
 
     @classmethod
     def able(cls, options: RefengineOptions) -> Capabilities:
-        """Tool calls only where a parser takes them out."""
-        return replace(cls.capabilities, tools=options.tool_call_parser is not None)
+        """Tool calls only where a parser takes them out; a prefix from the cache only where the server keeps one."""
+        tools = options.tool_call_parser is not None
+        return replace(cls.capabilities, tools=tools, cached_prefix=options.prefix_cache)
 
     @classmethod
     def content(cls, variant: Variant) -> tuple[str, ...]:
@@ -118,6 +121,8 @@ class Refengine(Engine):
             port_file.unlink(missing_ok=True)
         self._info = await self.client.info("/server_info")
         self.client.vocabulary = int(self._info["vocab_size"])
+        self.client.page = int(self._info.get("prefix_block_size") or self._info.get("page_size") or 1)
+        self.client.keyed = not self.able(o).cached_prefix  # it keeps no prefixes of different keys apart
 
     @property
     def client(self) -> Client:
@@ -173,6 +178,14 @@ class Refengine(Engine):
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
         return await self.client.score(ids, start, top_k)
+
+    async def score_cached(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """See `Engine.score_cached`."""
+        return await self.client.score_cached(ids, start, top_k)
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """See `Engine.decode`."""
+        return await self.client.decode(ids, sampling, top_k)
 
     async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
         """See `Engine.chat`."""

@@ -8,7 +8,9 @@ the question alone, so order does not matter and a question asked twice gets the
     {"ask": ["generate", [1, 2], 64, 7], "answer": {"text": "...", "token_ids": [3], "finish": "stop"}}      max tokens, seed
     {"ask": ["chat", [["user", "Hi", "", [], ""]], [], "auto", false, 64, 7, []], "answer": {"text": "...", "finish": "stop"}}
     {"ask": ["score", [1, 2, 3], 1, 50], "answer": {"logprobs": [...], "top_ids": [[...]], "top_logprobs": [[...]]}}    start, K
+    {"ask": ["decode", [1, 2], 64, 7, 50], "answer": {... as of generate, with logprobs, top_ids, top_logprobs}}    max tokens, seed, K
 
+`score_cached` is asked as `score` is.
 A chat is asked by its messages (role, content, reasoning, calls as [id, name, arguments], id of the call answered), names of
 tools, choice of tool, stream or not, max tokens, seed and stop strings; its answer has a `message` where calls came back.
 """
@@ -49,7 +51,9 @@ class Replay(Engine):
     """No process: a dictionary of answers."""
 
     Options = ReplayOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        prompt_logprobs=True, top_logprobs=-1, seed=True, cached_prefix=True, decode_logprobs=-1
+    )
 
     def __init__(self, variant: Variant, options: ReplayOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
@@ -112,16 +116,31 @@ class Replay(Engine):
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """As recorded, by prompt, length and seed."""
-        answer = self._answer("generate", list(ids), sampling.max_tokens, sampling.seed)
+        return self._completion(self._answer("generate", list(ids), sampling.max_tokens, sampling.seed), ids)
+
+    async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """As recorded, by tokens, start and K."""
+        return self._scoring(self._answer("score", list(ids), start, top_k), ids[start:], top_k)
+
+    async def score_cached(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """As recorded, by tokens, start and K."""
+        return self._scoring(self._answer("score_cached", list(ids), start, top_k), ids[start:], top_k)
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """As recorded, by prompt, length, seed and K."""
+        answer = self._answer("decode", list(ids), sampling.max_tokens, sampling.seed, top_k)
+        completion = self._completion(answer, ids)
+        return completion, self._scoring(answer, completion.token_ids, top_k)
+
+    def _completion(self, answer: Any, ids: Sequence[int]) -> Completion:
         if not isinstance(answer, dict) or "finish" not in answer:
             raise EngineError(f"{self.variant.name}: a recorded answer does not say how it ended; record again")
         counts = {"prompt_tokens": len(ids), "completion_tokens": len(answer.get("token_ids", ()))}
         return msgspec.convert({**counts, **answer}, Completion)
 
-    async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
-        """As recorded, by tokens, start and K."""
-        answer = self._answer("score", list(ids), start, top_k)
-        rows = len(ids) - start
+    def _scoring(self, answer: Any, tokens: Sequence[int], top_k: int) -> Scoring:
+        """Logprobs of these tokens, all of them, with lists of that length."""
+        rows = len(tokens)
         if not isinstance(answer, dict) or len(answer.get("logprobs") or ()) != rows:
             raise EngineError(f"{self.variant.name}: a recorded scoring lacks rows: {rows} tokens were asked for")
         lists = [answer.get(name) or [[]] * rows for name in ("top_ids", "top_logprobs")]
@@ -131,7 +150,7 @@ class Replay(Engine):
                 f"{self.variant.name}: a recorded scoring lacks top lists: {top_k} a token were asked for"
             )
         return Scoring(
-            token_ids=np.asarray(ids[start:], np.int32),
+            token_ids=np.asarray(tokens, np.int32),
             logprobs=np.asarray([np.nan if x is None else x for x in answer["logprobs"]], np.float32),
             top_ids=np.asarray(lists[0], np.int32),
             top_logprobs=np.asarray(lists[1], np.float32),

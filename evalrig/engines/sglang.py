@@ -5,20 +5,22 @@ Facts behind the choices: docs/engines.md.
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
-
-import numpy as np
 
 from evalrig import chat_wire
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
-from evalrig.errors import EngineError, UsageError
-from evalrig.launcher import Launched, StartError, flags, redacted
+from evalrig.errors import EngineError
+from evalrig.launch_options import FORMATS, PARSERS, Parallel, Parsers, WeightsAndKv, refuse_auto
+from evalrig.launcher import Launched, flags, redacted
 from evalrig.programs import Program
+from evalrig.proof import Inventory
+from evalrig.sglang_pd import LONGEST_LIST, SERVER_FLAGS, Pd, Split, flags_of, reach_router, resolve_pd, without_ports
 from evalrig.sglang_wire import Client
+from evalrig.started import Command, Reached, StartError
 from evalrig.troubles import SGLANG, SGLANG_WORKS
-from evalrig.types import Capacity, Completion, Fingerprint, Inventory, Message, Variant
+from evalrig.types import SPLIT, Capacity, Completion, Fingerprint, Message, Variant
 
 KV_LINE = re.compile(r"KV [Cc]ache (?:is )?allocated\. dtype: (?:torch\.)?(\w+)")
 """The last one counts: with sizing after capture the first is an upper bound."""
@@ -70,26 +72,18 @@ NUMERICS = (
 
 
 @dataclass(kw_only=True)
-class WeightsAndKv:
-    """Formats."""
+class SglangFormats(WeightsAndKv):
+    """See `WeightsAndKv`."""
 
-    dtype: str = "bfloat16"
-    quantization: str = ""
-    """Empty: as the checkpoint's config says."""
-    kv_cache_dtype: str = "bfloat16"
-    """Never `auto`: that is FP8 for some models and cards."""
     quantization_param_path: str = ""
     """JSON of KV scales."""
 
 
 @dataclass(kw_only=True)
-class Parallel:
-    """Over how many GPUs, and how. Other reduction orders give other last digits: keep it equal where that can be."""
+class SglangParallel(Parallel):
+    """See `Parallel`."""
 
-    tp: int = 1
-    dp: int | None = None
     ep: int | None = None
-    pp: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -112,29 +106,18 @@ class Numerics:
     fp32_lm_head: bool = False
     disable_radix_cache: bool = False
     random_seed: int = 0
-    scoring: str = "prefill"
-    """`prefill`: as one cold prompt. `cached_prefix`: what stands before the scored tokens is read from the cache first
-    filled with it; without that many back ends never read a quantised KV cache while scoring."""
-
-
-@dataclass(kw_only=True)
-class Parsers:
-    """Tool calls, reasoning, chat template."""
-
-    tool_call_parser: str = ""
-    reasoning_parser: str = ""
-    chat_template: str = ""
 
 
 @dataclass(kw_only=True)
 class SglangOptions:
     """Keys of `engine.options` and of a variant's `args`."""
 
-    weights_and_kv: WeightsAndKv = field(default_factory=WeightsAndKv)
-    parallel: Parallel = field(default_factory=Parallel)
+    weights_and_kv: SglangFormats = field(default_factory=SglangFormats)
+    parallel: SglangParallel = field(default_factory=SglangParallel)
     memory: Memory = field(default_factory=Memory)
     numerics: Numerics = field(default_factory=Numerics)
     parsers: Parsers = field(default_factory=Parsers)
+    pd: Pd = field(default_factory=Pd)
     program: Program = field(default_factory=Program)
     extra: list[str] = field(default_factory=list[str])
     """Arguments as they are."""
@@ -144,15 +127,15 @@ class Sglang(Launched):
     """One SGLang server."""
 
     Options = SglangOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, chat=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        prompt_logprobs=True, top_logprobs=-1, cached_prefix=True, decode_logprobs=-1, chat=True
+    )
     module = "sglang.launch_server"
     package = "sglang"
     troubles = SGLANG
     at_work = SGLANG_WORKS
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
-        ("weights_and_kv", "dtype", "--dtype"),
-        ("weights_and_kv", "quantization", "--quantization"),
-        ("weights_and_kv", "kv_cache_dtype", "--kv-cache-dtype"),
+        *FORMATS,
         ("weights_and_kv", "quantization_param_path", "--quantization-param-path"),
         ("parallel", "tp", "--tp-size"),
         ("parallel", "dp", "--dp-size"),
@@ -168,11 +151,10 @@ class Sglang(Launched):
         ("numerics", "fp32_lm_head", "--enable-fp32-lm-head"),
         ("numerics", "disable_radix_cache", "--disable-radix-cache"),
         ("numerics", "random_seed", "--random-seed"),
-        ("parsers", "tool_call_parser", "--tool-call-parser"),
-        ("parsers", "reasoning_parser", "--reasoning-parser"),
-        ("parsers", "chat_template", "--chat-template"),
+        *PARSERS,
     )
     reserved = frozenset({"--model-path", "--host", "--port", "--enable-metrics", "--sampling-defaults"})
+    grouped = SERVER_FLAGS
 
     def __init__(self, variant: Variant, options: SglangOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
@@ -180,35 +162,51 @@ class Sglang(Launched):
         self._client: Client | None = None
         self._chats: chat_wire.Client | None = None
         self._info: dict[str, Any] = {}
+        self._split: Split | None = None
 
     @classmethod
     def able(cls, options: SglangOptions) -> Capabilities:
-        """A seed holds in deterministic mode only; elsewhere it is ignored. Calls are parsed where a parser is named."""
-        return Capabilities(
-            prompt_logprobs=True,
-            top_logprobs=-1,
-            seed=options.numerics.deterministic,
-            chat=True,
-            tools=bool(options.parsers.tool_call_parser),
-        )
+        """A seed holds in deterministic mode only. Through a split no prompt is scored: the router merges no lists of it.
+
+        Of several replicas each has a prefix cache of its own, and no request says which one answers.
+        """
+        tools = bool(options.parsers.tool_call_parser)
+        seed = options.numerics.deterministic
+        if options.pd.prefill:
+            return Capabilities(seed=seed, chat=True, tools=tools, decode_logprobs=LONGEST_LIST)
+        cached = not options.numerics.disable_radix_cache and (options.parallel.dp or 1) == 1
+        return replace(cls.capabilities, seed=seed, tools=tools, cached_prefix=cached)
 
     @classmethod
     def resolve(cls, variant: Variant, options: SglangOptions, where: str) -> None:
-        """See `Launched.resolve`; and no `auto` where it hides what is compared."""
+        """See `Launched.resolve`; no `auto` where it hides what is compared, and a split that goes together."""
         super().resolve(variant, options, where)
-        if options.weights_and_kv.kv_cache_dtype in ("", "auto"):
-            at = f"{where}.args.weights_and_kv.kv_cache_dtype"
-            raise UsageError(
-                f"{at}: `auto` is FP8 for some models and cards; give bfloat16, or the dtype that is meant"
-            )
-        if options.numerics.scoring not in ("prefill", "cached_prefix"):
-            at = f"{where}.args.numerics.scoring"
-            raise UsageError(f"{at}: no way to score {options.numerics.scoring!r}; give prefill or cached_prefix")
-        if options.numerics.scoring == "cached_prefix" and options.numerics.disable_radix_cache:
-            at = f"{where}.args.numerics"
-            raise UsageError(
-                f"{at}: scoring over a cached prefix needs the radix cache; leave it on, or score by prefill"
-            )
+        refuse_auto(options.weights_and_kv, where)
+        resolve_pd(options.pd, options.program, where)
+
+    @classmethod
+    def reach(cls, variant: Variant, options: SglangOptions, where: str) -> None:
+        """See `Launched.reach`; and the router, where there is one."""
+        super().reach(variant, options, where)
+        if options.pd.prefill:
+            reach_router(options.pd, options.program, where)
+
+    @classmethod
+    def wanted(cls, options: SglangOptions) -> list[str]:
+        """See `Launched.wanted`."""
+        return [*super().wanted(options), *flags_of(options.pd)]
+
+    def commands(self) -> Iterator[Command]:
+        """See `Launched.commands`: one server, or a split."""
+        if not self.options.pd.prefill:
+            yield from super().commands()
+            return
+        o = self.options.parallel
+        replicas = 1 if "--enable-dp-attention" in self.options.extra else (o.dp or 1)
+        self._split = split = Split(self, self.options.pd, o.tp * (o.pp or 1) * replicas, self._allocated)
+        yield from split.commands()
+        self._client, self._info = split.router, split.info
+        split.router.vocabulary = self.checkpoint.vocabulary if self.checkpoint else 0
 
     def arguments(self, port: int) -> list[str]:
         """See `Launched.arguments`."""
@@ -231,9 +229,9 @@ class Sglang(Launched):
         self._chats = chat_wire.Client(self._client, chat_wire.SGLANG)
         return self._client
 
-    def server(self) -> Client | None:
-        """See `Launched.server`."""
-        return self._client
+    def server(self) -> Reached | None:
+        """See `Launched.server`; of a split, every server of it."""
+        return self._split or self._client
 
     async def settle(self) -> None:
         """From `/server_info`: it is the server that was started, and how large its vocabulary is."""
@@ -242,6 +240,7 @@ class Sglang(Launched):
             raise StartError(f"{self.variant.name}: address already in use: another server answers there", "port taken")
         self._info = info
         self.client.vocabulary = self.checkpoint.vocabulary if self.checkpoint else 0
+        self.client.page = int(info.get("page_size") or 1)
 
     @property
     def client(self) -> Client:
@@ -253,7 +252,6 @@ class Sglang(Launched):
     async def fingerprint(self) -> Fingerprint:
         """From `/server_info`, the log and the checkpoint's own headers."""
         found = self.checkpoint
-        asked = shlex.split(str(self._info.get("launch_command", "")))
         return Fingerprint(
             engine="sglang",
             version=str(self._info.get("version", "")),
@@ -262,7 +260,7 @@ class Sglang(Launched):
             weights_digest=found.digest if found else "",
             tokenizer_digest=found.tokenizer_digest if found else "",
             template_digest=self.template_digest(),
-            flags={**self._numerics(), "launched": " ".join(_without_port(redacted(asked)))},
+            flags={**self._numerics(), **self._launched()},
             device=str(self._info.get("device", "")),
         )
 
@@ -295,17 +293,17 @@ class Sglang(Launched):
 
     async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """See `Engine.tokenize`."""
-        return await self.guarded(self.client.tokenize(prompt))
+        front = self._split.front if self._split else self.client
+        return await self.guarded(front.tokenize(prompt))
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """See `Engine.generate`."""
         return await self.guarded(self.client.generate(ids, sampling))
 
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
-        """See `Engine.score`; by the way that `numerics.scoring` names."""
-        if self.options.numerics.scoring == "prefill":
-            return await self.guarded(self.client.score(ids, start, top_k))
-        return await self.guarded(self._over_cached_prefix(ids, start, top_k))
+        """See `Engine.score`."""
+        self._scores_prompts()
+        return await self.guarded(self.client.score(ids, start, top_k))
 
     async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
         """See `Engine.chat`."""
@@ -313,18 +311,20 @@ class Sglang(Launched):
             raise EngineError(f"{self.variant.name}: the engine was not started")
         return await self.guarded(self._chats.chat(chat, sampling))
 
-    async def _over_cached_prefix(self, ids: Sequence[int], start: int, top_k: int) -> Scoring:
-        """Fill the cache with what stands before, then score; what has too little before it is scored cold first."""
-        page = int(self._info.get("page_size") or 1)
-        half = max(start, min(2 * page, len(ids) // 2))
-        if half > start:
-            cold = await self.client.score(ids[:half], start, top_k)
-        else:
-            cold = None
-            if start > 1:
-                await self.client.prefill(ids[: start - 1])
-        warm = await self.client.score(ids, half, top_k, cached=max(0, half - 1 - page))
-        return warm if cold is None else _joined(cold, warm)
+    async def score_cached(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        """See `Engine.score_cached`."""
+        self._scores_prompts()
+        return await self.guarded(self.client.score_cached(ids, start, top_k))
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """See `Engine.decode`."""
+        return await self.guarded(self.client.decode(ids, sampling, top_k))
+
+    def _scores_prompts(self) -> None:
+        if self._split:
+            raise EngineError(
+                f"{self.variant.name}: a prefill/decode split gives no lists of given tokens; decode them"
+            )
 
     def _weights(self) -> str:
         """The checkpoint's, or what it was quantised to while loading."""
@@ -334,29 +334,32 @@ class Sglang(Launched):
 
     def _kv_cache(self) -> str:
         """What the log says was allocated; a packed format is stored as bytes there, and named by the server."""
-        said = KV_LINE.findall(self.log())
         resolved = str(self._info.get("kv_cache_dtype", ""))
-        if not said or said[-1] == "uint8":
+        said = _said(self.log())
+        if said in ("", "uint8"):
             return "" if resolved == "auto" else KV_NAMES.get(resolved, resolved)
-        return KV_NAMES.get(said[-1], said[-1])
+        return said
+
+    def _allocated(self, role: str) -> str:
+        """The same of one server of a split."""
+        return next((_said(part.log()) for part in self._parts if part.command.role == role), "")
 
     def _numerics(self) -> dict[str, str]:
-        told = {key: str(self._info[key]) for key in NUMERICS if self._info.get(key) is not None}
-        return {**told, "scoring": self.options.numerics.scoring}
+        return {key: str(self._info[key]) for key in NUMERICS if self._info.get(key) is not None}
+
+    def _launched(self) -> dict[str, str]:
+        """The command lines, as they are at every start."""
+        infos = {half.role: half.info for half in self._split.halves} if self._split else {"": self._info}
+        lines = {
+            role: " ".join(without_ports(redacted(shlex.split(str(info.get("launch_command", ""))))))
+            for role, info in infos.items()
+        }
+        if not self._split:
+            return {"launched": lines[""]}
+        return {SPLIT: self._split.words, "launched": "; ".join(f"{role}: {line}" for role, line in lines.items())}
 
 
-def _without_port(words: Sequence[str]) -> list[str]:
-    """The command line as it is at every start."""
-    return [word for before, word in zip(["", *words], words, strict=False) if "--port" not in (before, word)]
-
-
-def _joined(first: Scoring, then: Scoring) -> Scoring:
-    """Two scorings of one stream, end to end."""
-    return Scoring(
-        token_ids=np.concatenate([first.token_ids, then.token_ids]),
-        logprobs=np.concatenate([first.logprobs, then.logprobs]),
-        top_ids=np.concatenate([first.top_ids, then.top_ids]),
-        top_logprobs=np.concatenate([first.top_logprobs, then.top_logprobs]),
-        seconds=first.seconds + then.seconds,
-        retries=first.retries + then.retries,
-    )
+def _said(log: str) -> str:
+    """The KV cache's dtype in a log, by our names; the last word counts."""
+    found = KV_LINE.findall(log)
+    return KV_NAMES.get(found[-1], found[-1]) if found else ""

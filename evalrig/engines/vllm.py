@@ -5,16 +5,19 @@ Scoring is one prefill: vLLM does not use its prefix cache for prompt logprobs. 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from evalrig import chat_wire
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
-from evalrig.errors import EngineError, UsageError
-from evalrig.launcher import Launched, StartError, flags, redacted
+from evalrig.errors import EngineError
+from evalrig.launch_options import FORMATS, PARSERS, Parallel, Parsers, WeightsAndKv, refuse_auto
+from evalrig.launcher import Launched, flags, redacted
 from evalrig.programs import Program
+from evalrig.proof import Inventory
+from evalrig.started import StartError
 from evalrig.troubles import VLLM, VLLM_WORKS
-from evalrig.types import Capacity, Completion, Fingerprint, Inventory, Message, Variant
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
 from evalrig.vllm_wire import LONGEST_LIST, Client
 
 KV_NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3", "auto": ""}
@@ -42,23 +45,9 @@ CONFIG = (
 
 
 @dataclass(kw_only=True)
-class WeightsAndKv:
-    """Formats."""
+class VllmParallel(Parallel):
+    """See `Parallel`."""
 
-    dtype: str = "bfloat16"
-    quantization: str = ""
-    """Empty: as the checkpoint's config says."""
-    kv_cache_dtype: str = "bfloat16"
-    """Never `auto`: a checkpoint can then choose FP8."""
-
-
-@dataclass(kw_only=True)
-class Parallel:
-    """Over how many GPUs, and how."""
-
-    tp: int = 1
-    dp: int | None = None
-    pp: int | None = None
     expert_parallel: bool = False
 
 
@@ -85,20 +74,11 @@ class Numerics:
 
 
 @dataclass(kw_only=True)
-class Parsers:
-    """Tool calls, reasoning, chat template."""
-
-    tool_call_parser: str = ""
-    reasoning_parser: str = ""
-    chat_template: str = ""
-
-
-@dataclass(kw_only=True)
 class VllmOptions:
     """Keys of `engine.options` and of a variant's `args`."""
 
     weights_and_kv: WeightsAndKv = field(default_factory=WeightsAndKv)
-    parallel: Parallel = field(default_factory=Parallel)
+    parallel: VllmParallel = field(default_factory=VllmParallel)
     memory: Memory = field(default_factory=Memory)
     numerics: Numerics = field(default_factory=Numerics)
     parsers: Parsers = field(default_factory=Parsers)
@@ -111,15 +91,15 @@ class Vllm(Launched):
     """One vLLM server."""
 
     Options = VllmOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True
+    )
     module = "vllm.entrypoints.openai.api_server"
     package = "vllm"
     troubles = VLLM
     at_work = VLLM_WORKS
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
-        ("weights_and_kv", "dtype", "--dtype"),
-        ("weights_and_kv", "quantization", "--quantization"),
-        ("weights_and_kv", "kv_cache_dtype", "--kv-cache-dtype"),
+        *FORMATS,
         ("parallel", "tp", "--tensor-parallel-size"),
         ("parallel", "dp", "--data-parallel-size"),
         ("parallel", "pp", "--pipeline-parallel-size"),
@@ -132,9 +112,7 @@ class Vllm(Launched):
         ("numerics", "enforce_eager", "--enforce-eager"),
         ("numerics", "max_logprobs", "--max-logprobs"),
         ("numerics", "seed", "--seed"),
-        ("parsers", "tool_call_parser", "--tool-call-parser"),
-        ("parsers", "reasoning_parser", "--reasoning-parser"),
-        ("parsers", "chat_template", "--chat-template"),
+        *PARSERS,
     )
     reserved = frozenset({"--model", "--host", "--port", "--generation-config", "--logprobs-mode"})
 
@@ -149,23 +127,15 @@ class Vllm(Launched):
     @classmethod
     def able(cls, options: VllmOptions) -> Capabilities:
         """As far as `max_logprobs` goes. Calls are parsed where a parser is named."""
-        return Capabilities(
-            prompt_logprobs=True,
-            top_logprobs=min(options.numerics.max_logprobs, LONGEST_LIST),
-            seed=True,
-            chat=True,
-            tools=bool(options.parsers.tool_call_parser),
-        )
+        limit = min(options.numerics.max_logprobs, LONGEST_LIST)
+        tools = bool(options.parsers.tool_call_parser)
+        return replace(cls.capabilities, top_logprobs=limit, decode_logprobs=limit, tools=tools)
 
     @classmethod
     def resolve(cls, variant: Variant, options: VllmOptions, where: str) -> None:
         """See `Launched.resolve`; and no `auto` where it hides what is compared."""
         super().resolve(variant, options, where)
-        if options.weights_and_kv.kv_cache_dtype in ("", "auto"):
-            at = f"{where}.args.weights_and_kv.kv_cache_dtype"
-            raise UsageError(
-                f"{at}: `auto` is FP8 for some models and cards; give bfloat16, or the dtype that is meant"
-            )
+        refuse_auto(options.weights_and_kv, where)
 
     def arguments(self, port: int) -> list[str]:
         """See `Launched.arguments`."""
@@ -249,6 +219,10 @@ class Vllm(Launched):
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         """See `Engine.score`."""
         return await self.guarded(self.client.score(ids, start, top_k))
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """See `Engine.decode`."""
+        return await self.guarded(self.client.decode(ids, sampling, top_k))
 
     async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
         """See `Engine.chat`."""

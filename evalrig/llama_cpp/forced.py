@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalrig.engine import Scoring
+from evalrig.engine import Sampling, Scoring
 from evalrig.errors import EngineError
 from evalrig.llama_cpp.wire import Answer, Client, Row, number
+from evalrig.types import Completion
 
 BIAS = 1000.0
 """Added to one logit it decides the draw; the logprobs told are those without it."""
@@ -51,9 +52,7 @@ class Forcing:
         client = self._client
         if not 1 <= start < len(ids):
             raise ValueError(f"start {start} outside 1..{len(ids) - 1}")
-        wanted = client.vocabulary if top_k < 0 else top_k
-        if wanted > client.vocabulary:
-            raise EngineError(f"{client.name}: top-K {wanted} is above the vocabulary of {client.vocabulary}; lower it")
+        wanted = client.width(top_k)
         if len(ids) >= client.context:
             text = f"{len(ids)} tokens do not fit the context of {client.context}; raise `context_length`"
             raise EngineError(f"{client.name}: {text}")
@@ -71,10 +70,32 @@ class Forcing:
             retries=sum(retries for _, _, _, retries in found),
         )
 
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        """See `Engine.decode`. Where the answer's own rows are not whole, or too large for one reply, the answered
+        tokens are forced again: the same path, another batch."""
+        client = self._client
+        wanted = client.width(top_k)
+        fits = max(wanted, 1) * sampling.max_tokens <= ENTRIES
+        answer, rows = await client.decode(ids, sampling, max(wanted, 1) if fits else 1)
+        if not fits or not rows:
+            if not answer.token_ids:
+                raise EngineError(f"{client.name}: no token was answered, so there is nothing to list")
+            return answer, await self.score([*ids, *answer.token_ids], len(ids), top_k)
+        if any(len(row.top_logprobs) != max(wanted, 1) for row in rows):
+            raise EngineError(f"{client.name}: a list of other than the {max(wanted, 1)} entries asked for")
+        top_ids, top = _lists(rows, max(wanted, 1))
+        return answer, Scoring(
+            token_ids=np.asarray(answer.token_ids, np.int32),
+            logprobs=np.asarray(answer.logprobs, np.float32),
+            top_ids=top_ids[:, :wanted],
+            top_logprobs=top[:, :wanted],
+            retries=answer.retries,
+        )
+
     async def _look(self, ids: Sequence[int]) -> None:
         """Ask, once a token, whether it is text of its own."""
         for token in sorted(set(ids) - self._torn.keys() - self._ends):
-            text = await self._client.text([token])
+            text = await self._client.detokenize([token])
             self._torn[token] = not text or "\N{REPLACEMENT CHARACTER}" in text or text.startswith("\0")
 
     def _pieces(self, ids: Sequence[int], start: int, width: int) -> Iterator[Piece]:

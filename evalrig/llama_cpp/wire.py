@@ -15,7 +15,7 @@ from evalrig.chat_wire import Dialect
 from evalrig.engine import Sampling
 from evalrig.errors import EngineError
 from evalrig.types import Completion, Message
-from evalrig.wire import PAUSES, RETRIES
+from evalrig.wire import Wire
 
 UNTOUCHED: Final[Mapping[str, Any]] = {
     "temperature": 1.0,
@@ -107,27 +107,17 @@ class _Content(msgspec.Struct):
 T = TypeVar("T")
 
 
-class Client:
+class Client(Wire):
     """Calls to one server. `vocabulary` and `context` bound what is sent; calls above `slots` wait here, not in the server."""
 
     def __init__(self, name: str, base_url: str, seconds: float, slots: int) -> None:
-        self.name = name
-        self.vocabulary = 0
+        super().__init__(name, base_url, seconds)
         self.context = 0
         self.slots = asyncio.Semaphore(slots)
-        # trust_env off: a proxy from the environment would stand between us and a loopback engine
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(seconds, connect=10.0), trust_env=False)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
 
     async def ready(self) -> bool:
         """True once the server takes requests: while it loads, every path is 503."""
-        try:
-            return (await self._http.get("/health", timeout=5.0)).status_code == 200
-        except httpx.TransportError:
-            return False
+        return await self.status("/health") == 200
 
     async def info(self, path: str) -> dict[str, Any]:
         """`/props` or `/v1/models`."""
@@ -148,33 +138,40 @@ class Client:
         body = {"content": text, "add_special": special, "parse_special": True}
         return tuple((await self._call("POST", "/tokenize", body, _Tokens))[0].tokens)
 
-    async def text(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Sequence[int]) -> str:
         """Text of ids; bytes that are no UTF-8 come as U+FFFD."""
         self.check_ids(ids)
         return (await self._call("POST", "/detokenize", {"tokens": list(ids)}, _Content))[0].content
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """Continue `ids` by sampling."""
+        return (await self.decode(ids, sampling, 1))[0]
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, k: int) -> tuple[Completion, list[Row]]:
+        """As `generate`, with the row of each new token and its K best; no rows where one is a piece of a character.
+
+        The server keeps back the row of a token that ends in half a character.
+        """
         if sampling.max_tokens < 1:  # 0 would answer one token, -1 without end
             raise ValueError(f"max_tokens {sampling.max_tokens}: at least 1")
-        body = {"prompt": list(ids), "n_predict": sampling.max_tokens, "n_probs": 1, **_params(sampling)}
+        body = {"prompt": list(ids), "n_predict": sampling.max_tokens, "n_probs": k, **_params(sampling)}
         answer, retries = await self.complete(body)
         finish = {"eos": "stop", "word": "stop", "limit": "length"}.get(answer.stop_type, "")
         if not finish or not answer.stop:
             kind = answer.stop_type or "no"
             raise EngineError(f"{self.name}: an answer ended with {kind} finish reason; counted as a failed call")
-        rows = answer.completion_probabilities
-        # half a character at the end of the text so far: the server keeps back that token's row
-        whole = [row.id for row in rows] == answer.tokens
-        return Completion(
+        whole = [row.id for row in answer.completion_probabilities] == answer.tokens
+        rows = answer.completion_probabilities if whole else []
+        completion = Completion(
             text=answer.content,
             token_ids=tuple(answer.tokens),
-            logprobs=tuple(number(row.logprob) for row in rows) if whole else (),
+            logprobs=tuple(number(row.logprob) for row in rows),
             prompt_tokens=len(ids),
             completion_tokens=len(answer.tokens),
             finish=finish,
             retries=retries,
         )
+        return completion, rows
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[Answer, int]:
         """`/completion` with checked ids, cold, and not cut by the context; with the number of retries."""
@@ -196,30 +193,17 @@ class Client:
             )
         return answer, retries
 
-    def check_ids(self, ids: Sequence[int]) -> None:
-        """An id outside the vocabulary is refused here."""
-        if self.vocabulary and ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
-            raise EngineError(
-                f"{self.name}: a token id lies outside the vocabulary of {self.vocabulary}; it was not sent"
-            )
+    def complaint(self, reply: httpx.Response) -> str:
+        """`{"error": {"code", "message", "type"}}`, or what came instead."""
+        try:
+            return str(reply.json()["error"]["message"])[:200]
+        except (ValueError, KeyError, TypeError):
+            return super().complaint(reply)
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, shape: type[T]) -> tuple[T, int]:
-        """Reply and number of retries."""
-        reason = ""
-        for attempt in range(RETRIES + 1):
-            try:
-                reply = await self._http.request(method, path, json=body)
-            except httpx.RequestError as error:
-                reason = f"{type(error).__name__} {error}".strip()
-            else:
-                if reply.status_code == 200:
-                    return self._read(reply.content, path, shape), attempt
-                reason = f"HTTP {reply.status_code} {_message(reply)}".strip()
-                if reply.status_code != 429 and reply.status_code < 500:
-                    break
-            if attempt < RETRIES:
-                await asyncio.sleep(PAUSES[attempt])
-        raise EngineError(f"{self.name}: {path} failed: {reason}")
+        """Reply, read as `shape` straight from its bytes, and number of retries."""
+        reply, retries = await self.fetch(method, path, body)
+        return self._read(reply.content, path, shape), retries
 
     def _read(self, content: bytes, path: str, shape: type[T]) -> T:
         """A reply of another shape is the engine's fault, not a crash of ours and not an answer."""
@@ -250,11 +234,3 @@ def _params(sampling: Sampling) -> dict[str, Any]:
     if sampling.seed is not None:
         params["seed"] = sampling.seed
     return params
-
-
-def _message(reply: httpx.Response) -> str:
-    """`{"error": {"code", "message", "type"}}`, or what came instead."""
-    try:
-        return str(reply.json()["error"]["message"])[:200]
-    except (ValueError, KeyError, TypeError):
-        return reply.text[:200]

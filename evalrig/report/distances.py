@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from evalrig.analysis.kl_excess import Excess, excess
 from evalrig.analysis.kl_summary import KlSummary, OctaveRow, by_octave, delta_p, summary
 from evalrig.evidence import Gathered, tokens_file
 from evalrig.gate import Distances, Evidence
-from evalrig.plan import SuitePlan
+from evalrig.plan import Plan, SuitePlan
 from evalrig.report.differences import gate_on
 from evalrig.report.shown import Bar, Curve, DistanceView, Row
 from evalrig.report.words import NOTHING, count, level, percent, short, significant, span
@@ -20,6 +21,10 @@ from evalrig.types import REFERENCE, State
 
 FLOOR = "floor (A/A)"
 UNRESOLVED = "tail not resolved"
+LEGS: Mapping[str, str] = {
+    "cached_prefix": "The tokens were scored after their prompt was read from the KV cache; none was written while decoding."
+}
+"""Option `leg` of a suite -> what it means for the numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +195,17 @@ def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], c
         notes.append(
             f"“{UNRESOLVED}”: fewer than 30 prompts own a token at or above that quantile, so it is that of a few prompts."
         )
+    notes += [LEGS[leg]] if (leg := _leg(gathered.plan, suite.name)) in LEGS else []
     notes += [f"{c.name}: {count(c.broken, 'position')} without a number, left out here." for c in columns if c.broken]
     return notes
+
+
+def _leg(plan: Plan, suite: str) -> str:
+    """How the run file has a suite's tokens scored; empty: the engine's own way."""
+    found: Any = plan.config
+    for key in ("suites", suite, "options", "leg"):
+        found = cast("Mapping[str, Any]", found).get(key) if isinstance(found, Mapping) else None
+    return str(found or "")
 
 
 def _width(gathered: Gathered, suite: SuitePlan) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from evalrig.fetch import Card as SourceCard
 from evalrig.fetch import cards
 from evalrig.plan import Plan
+from evalrig.proof import Preflight
 from evalrig.records import RunFolder
 from evalrig.report.shown import (
     AccountRow,
@@ -21,7 +22,7 @@ from evalrig.report.shown import (
     Validity,
 )
 from evalrig.report.words import NOTHING, count, listed, sized
-from evalrig.types import Level, Preflight, State, Verdict
+from evalrig.types import Level, State, Verdict
 
 WORST_FIRST = (Level.INVALID, Level.UNDECIDED, Level.WARN, Level.OK)
 LEVEL_WORDS = {

@@ -2,6 +2,7 @@
 
 from evalrig.evidence import Gathered
 from evalrig.plan import Plan
+from evalrig.proof import Preflight
 from evalrig.records import RunFolder
 from evalrig.report import differences, distances, flips, proved
 from evalrig.report.sentences import MEANING, gate_of, headline, metric_of, overall, remarks, title
@@ -17,7 +18,7 @@ from evalrig.report.words import (
     significant,
     sized,
 )
-from evalrig.types import REFERENCE, CandidateVerdict, Check, Outcome, Preflight, Verdict
+from evalrig.types import REFERENCE, CandidateVerdict, Check, Outcome, Verdict
 from evalrig.verdict import not_covered
 
 NO_CAPACITY = "the engine does not say what it holds, so nothing can be said about what is gained"

@@ -20,6 +20,8 @@ from evalrig.errors import UsageError
 from evalrig.suite import Attempt, Suite, ids_sha256
 from evalrig.types import Completion, Message, Metric, Sample, State, Trace, Trajectory
 
+LEGS = ("prefill", "cached_prefix")
+
 
 @dataclass(kw_only=True)
 class KlOptions:
@@ -34,6 +36,9 @@ class KlOptions:
     """Share of the prompts on which a few positions are scored over the whole vocabulary, where the engine can."""
     audit_tokens: int = 4
     """Such positions a prompt."""
+    leg: str = "prefill"
+    """How the tokens are scored. `prefill`: with their prompt as one, nothing read from a prefix cache; on many back ends
+    that reads no quantised KV cache. `cached_prefix`: after their prompt was read from the KV cache, as while decoding."""
 
 
 class _Prompt(msgspec.Struct):
@@ -64,9 +69,13 @@ class Kl(Suite):
                 f"suites.{name}.options: tokens, top_k and audit_tokens are at least 1, audit_share is in (0, 1]; correct it"
             )
 
+        if options.leg not in LEGS:
+            raise UsageError(f"suites.{name}.options.leg: no leg {options.leg!r}; give {' or '.join(LEGS)}")
+
     def needs(self) -> Capabilities:
         """Top-K lists of given tokens. No seed: the reference answers once, and what it said is kept for all."""
-        return Capabilities(prompt_logprobs=True, top_logprobs=self.options.top_k)
+        cached = self.options.leg == "cached_prefix"
+        return Capabilities(prompt_logprobs=True, top_logprobs=self.options.top_k, cached_prefix=cached)
 
     def samples(self) -> list[Sample]:
         """One per prompt, each its own cluster."""
@@ -111,10 +120,11 @@ class Kl(Suite):
             return Attempt(trajectory=Trajectory(error=error), state=State.UNSCORED)
         own = await engine.tokenize(sample.messages)
         ids = [*trace.prompt_ids, *trace.token_ids]
-        scoring = await engine.score(ids, len(trace.prompt_ids), self.options.top_k)
+        score = engine.score_cached if self.options.leg == "cached_prefix" else engine.score
+        scoring = await score(ids, len(trace.prompt_ids), self.options.top_k)
         audit = None
         if (window := self._window(trace)) and engine.able(engine.options).top_logprobs == -1:
-            audit = await engine.score(ids[: window[1]], window[0], -1)
+            audit = await score(ids[: window[1]], window[0], -1)
         turn = Completion(text=trace.text, prompt_tokens=len(trace.prompt_ids), completion_tokens=len(trace.token_ids))
         mean = float(scoring.logprobs.mean(dtype=np.float64))
         return Attempt(

@@ -20,7 +20,8 @@ from evalrig.engines.vllm import Vllm
 from evalrig.errors import EngineError
 from evalrig.ladder import WEATHER
 from evalrig.preflight import prove
-from evalrig.types import Message, RungOutcome, Variant
+from evalrig.proof import RungOutcome
+from evalrig.types import Message, Variant
 
 LAUNCH = Launch(log=Path(), start_seconds=1, request_seconds=10)
 HELLO = Chat(messages=(Message(role="user", content="Hello"),))

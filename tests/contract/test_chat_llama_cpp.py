@@ -12,7 +12,8 @@ from evalrig.engine import Chat, Launch, Penalties, Sampling
 from evalrig.engines.llama_cpp import LlamaCpp, LlamaCppOptions
 from evalrig.errors import EngineError
 from evalrig.ladder import HISTORY, PLAIN, WEATHER, climb
-from evalrig.types import Message, RungOutcome, Variant
+from evalrig.proof import RungOutcome
+from evalrig.types import Message, Variant
 
 
 def within(folder: Path, model: Path, options: LlamaCppOptions, call: Callable[[LlamaCpp], Awaitable[Any]]) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from toys.runs import run_file
 from evalrig.assemble import assemble
 from evalrig.config.load import load_run
 from evalrig.engine import Capabilities, Launch, Sampling
-from evalrig.engines.endpoint import LOST, Endpoint, EndpointOptions
+from evalrig.engines.endpoint import ABLE, LOST, Endpoint, EndpointOptions
 from evalrig.errors import EngineError, UsageError
 from evalrig.types import Capacity, Variant
 
@@ -67,6 +68,30 @@ def test_it_attaches_and_says_only_what_it_was_told(server: Exchanges) -> None:
     assert fingerprint.flags == {"model": "smollm2-135m"}
     assert capacity == Capacity(kv_tokens={"vllm": 46592, "sglang": 8192}[dialect])
     assert (list(ids), scoring.token_ids.tolist(), answer.token_ids) == (IDS, IDS[1:], (7042, 30, 198, 198))
+
+
+def test_lists_come_with_generated_tokens_and_never_scaled_by_a_temperature(server: Exchanges) -> None:
+    dialect = server.model_path
+    url = f"http://127.0.0.1:{server.server_port}"
+
+    async def go() -> Any:
+        engine = Endpoint(variant(url), EndpointOptions(dialect=dialect, vocabulary=49152), LAUNCH)
+        await engine.start()
+        try:
+            if dialect == "sglang":
+                with pytest.raises(EngineError, match=r"lists at temperature 0\.5 may be scaled by it; give 0 or 1"):
+                    await engine.decode(IDS[:5], Sampling(max_tokens=4, temperature=0.5), 2)
+            else:
+                with pytest.raises(EngineError, match="cannot score over a cached prefix"):
+                    await engine.score_cached(IDS, 3, 2)
+            return await engine.decode(IDS[:5], Sampling(max_tokens=4), 2)
+        finally:
+            await engine.stop()
+
+    answer, lists = asyncio.run(go())
+    assert answer.token_ids == tuple(lists.token_ids.tolist()) == (7042, 30, 198, 198)
+    assert lists.top_ids[:, 0].tolist() == [7042, 30, 198, 198]
+    assert lists.top_logprobs.shape == (4, 2)
 
 
 def test_a_server_that_is_not_there_is_one_line() -> None:
@@ -151,16 +176,22 @@ def test_what_cannot_be_attached_to_is_refused_before_anything_starts(weights: s
 @pytest.mark.parametrize(
     ("options", "able"),
     [
-        ({"dialect": "vllm"}, Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True, chat=True)),
+        (
+            {"dialect": "vllm"},
+            Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True),
+        ),
         (
             {"dialect": "vllm", "top_logprobs": 100},
-            Capabilities(prompt_logprobs=True, top_logprobs=100, seed=True, chat=True),
+            Capabilities(prompt_logprobs=True, top_logprobs=100, seed=True, decode_logprobs=100, chat=True),
         ),
-        ({"dialect": "sglang", "top_logprobs": -1}, Capabilities(prompt_logprobs=True, top_logprobs=0, chat=True)),
+        (
+            {"dialect": "sglang", "top_logprobs": -1},
+            Capabilities(prompt_logprobs=True, top_logprobs=0, cached_prefix=True, chat=True),
+        ),
         ({"dialect": "openai", "top_logprobs": 5}, Capabilities(chat=True, tools=True)),
         (
             {"dialect": "sglang", "tools": True},
-            Capabilities(prompt_logprobs=True, top_logprobs=1000, chat=True, tools=True),
+            replace(ABLE["sglang"], tools=True),
         ),
     ],
 )

@@ -1,6 +1,5 @@
 """Starting, watching and ending engines that are programs: every class of failed start, a hang, a crash, and nothing left behind."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -16,8 +15,9 @@ from toys.runs import carry_out, run_file
 
 from evalrig.errors import EngineError, UsageError
 from evalrig.guard import GRACE
-from evalrig.launcher import STAGES, how_far, redacted
+from evalrig.launcher import redacted
 from evalrig.programs import Program, known_flags
+from evalrig.started import STAGES, how_far
 from evalrig.types import Outcome, Variant
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups and parent-death signals as on Linux")
@@ -103,7 +103,7 @@ def test_it_starts_says_how_far_it_is_and_stops_with_all_it_started(kind: str, t
 
     async def look(engine: Any) -> int:
         assert engine.alive()
-        return engine._running.process.pid
+        return engine._parts[0].process.pid
 
     pid = carry(engine, look)
     assert not engine.alive()
@@ -161,7 +161,7 @@ def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path) -> None:
         "async def main():\n"
         f"    engine = engine_of('sglang', pathlib.Path({str(tmp_path)!r}), {env!r}, program={{'stop_command': {stop!r}}})\n"
         "    await engine.start()\n"
-        f"    pathlib.Path({str(pid)!r}).write_text(str(engine._running.process.pid))\n"
+        f"    pathlib.Path({str(pid)!r}).write_text(str(engine._parts[0].process.pid))\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())"
     )  # fmt: skip
@@ -331,27 +331,3 @@ def test_secrets_of_a_command_line_are_not_written_down() -> None:
         "--hf-token=(redacted)",
         "--admin-api-key=(redacted)",
     ]
-
-
-def test_gpu_memory_in_use_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalrig import gpus
-
-    class Nvml:
-        NVMLError = RuntimeError
-        used = (90, 0)
-
-        def __getattr__(self, name: str) -> Any:
-            return {
-                "nvmlInit": lambda: None,
-                "nvmlDeviceGetCount": lambda: 2,
-                "nvmlDeviceGetHandleByIndex": lambda index: index,
-                "nvmlDeviceGetMemoryInfo": lambda index: type("Memory", (), {"used": self.used[index], "total": 100}),
-            }[name]
-
-    monkeypatch.setattr(gpus.importlib, "import_module", lambda _: Nvml())
-    monkeypatch.setattr(gpus, "SECONDS", 0.1)
-    lines: list[str] = []
-    asyncio.run(gpus.wait_until_free({"CUDA_VISIBLE_DEVICES": "1"}, lines.append))
-    assert lines == []
-    asyncio.run(gpus.wait_until_free({}, lines.append))
-    assert lines == ["GPU 0: memory in use by another program; a start may fail for want of it"]

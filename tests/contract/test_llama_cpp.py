@@ -26,6 +26,8 @@ EXACT = LlamaCppOptions(cache_type_k="f32", cache_type_v="f32", flash_attn=False
 TRUTH = RefengineOptions(quantize="f32", kv_cache="f32", kv_pool_mb=64)
 TEXT = "the keeper wrote\n" + PROBES["scripts"] + "<|im_start|>user\nhe said<|im_end|>\nand then 東京"
 END = 2
+DECODED = ((20, 0.0), (9, 0.0), (33, 0.0), (12, 1.0))
+"""Tokens of the prompt, and the temperature."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,7 +61,13 @@ async def asked(engine: Engine) -> dict[str, Any]:
     ids = list(await engine.tokenize(TEXT))
     greedy = await engine.generate(ids[:20], Sampling(max_tokens=8))
     hot = [await engine.generate(ids[:20], Sampling(max_tokens=12, temperature=1.0, seed=seed)) for seed in (7, 7, 8)]
+    decoded = [await engine.decode(ids[:n], Sampling(max_tokens=8, temperature=t, seed=3), -1) for n, t in DECODED]
     return {
+        "decoded": decoded,
+        "rescored": [
+            await engine.score([*ids[:n], *answer.token_ids], n, -1)
+            for (n, _), (answer, _) in zip(DECODED, decoded, strict=True)
+        ],
         "ids": ids,
         "prompts": {name: await engine.tokenize(messages) for name, messages in CONVERSATIONS.items()},
         "texts": {name: await engine.tokenize(text) for name, text in PROBES.items()},
@@ -150,6 +158,49 @@ def test_greedy_answers_are_the_same_and_seeds_hold(ours: Any, truth: Any) -> No
     assert first.token_ids == again.token_ids != other.token_ids
     assert all(answer.finish in ("stop", "length") for answer in ours["hot"])
     assert all(len(answer.logprobs) in (0, len(answer.token_ids)) for answer in ours["hot"])
+
+
+@pytest.mark.parametrize("which", range(len(DECODED)))
+def test_rows_that_come_with_generated_tokens_are_the_rows_of_scoring_them(ours: Any, truth: Any, which: int) -> None:
+    """Pitfall 31, of the decode leg: row i is the distribution that the generated token i was drawn from, in both engines."""
+    for side in (ours, truth):
+        (answer, lists), rescored = side["decoded"][which], side["rescored"][which]
+        assert lists.token_ids.tolist() == list(answer.token_ids) == rescored.token_ids.tolist()
+        p, q = by_id(rescored), by_id(lists)
+        assert (np.exp(p) * (p - q)).sum(1) == pytest.approx(0, abs=1e-5), "position by position"
+        assert lists.logprobs == pytest.approx(rescored.logprobs, abs=1e-3)
+        assert lists.logprobs == pytest.approx(q[np.arange(len(q)), lists.token_ids], abs=1e-5)
+        assert np.abs(q[:-1] - p[1:]).max(1).min() > 0.1, "a shift by one would show at every position"
+    if DECODED[which][1] == 0:  # greedy: the same tokens in both, until one of them holds a token for an end
+        (mine, rows), (exact, truly) = ours["decoded"][which], truth["decoded"][which]
+        n = min(len(mine.token_ids), len(exact.token_ids))
+        assert n >= 4
+        assert mine.token_ids[:n] == exact.token_ids[:n]
+        p, q = by_id(truly)[:n], by_id(rows)[:n]
+        assert (np.exp(p) * (p - q)).sum(1) == pytest.approx(0, abs=1e-5)
+
+
+def test_short_lists_of_generated_tokens_come_with_the_answer_or_by_forcing_it(tiny: Path, tmp_path: Path) -> None:
+    """The server keeps back the row of a token that is a piece of a character: then the answer is forced again."""
+
+    async def many(engine: Any) -> Any:
+        ids = list(await engine.tokenize(TEXT))
+        found = []
+        for seed in range(12):
+            sampling = Sampling(max_tokens=1 + seed // 6, temperature=1.0, seed=seed)
+            answer, lists = await engine.decode(ids[:15], sampling, 4)
+            found.append((answer, lists, await engine.score([*ids[:15], *answer.token_ids], 15, 4)))
+        return found
+
+    found = within(made(LlamaCpp, EXACT, tiny, tmp_path / "log"), many)
+    for answer, lists, rescored in found:
+        assert lists.token_ids.tolist() == list(answer.token_ids)
+        assert lists.top_logprobs.shape == (len(answer.token_ids), 4)
+        assert lists.logprobs == pytest.approx(rescored.logprobs, abs=1e-3)
+        assert lists.top_logprobs == pytest.approx(rescored.top_logprobs, abs=1e-3)
+    torn = [not answer.logprobs for answer, _, _ in found]
+    assert any(torn)
+    assert not all(torn), "both ways were taken"
 
 
 def test_it_says_what_it_is(ours: Any, truth: Any) -> None:

@@ -15,8 +15,9 @@ from evalrig.engine import Sampling
 from evalrig.errors import EngineError
 from evalrig.llama_cpp import said
 from evalrig.llama_cpp.forced import Forcing
-from evalrig.llama_cpp.wire import RETRIES, UNTOUCHED, Client
+from evalrig.llama_cpp.wire import UNTOUCHED, Client
 from evalrig.types import Message
+from evalrig.wire import RETRIES
 
 WIRE = Path(__file__).parent / "wire" / "llamacpp"
 PROMPT = [504, 3575, 282, 4649, 314]
@@ -37,7 +38,7 @@ def answer(name: str, change: Callable[[Any], object] | None = None) -> tuple[in
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Generator[Server]:
-    monkeypatch.setattr("evalrig.llama_cpp.wire.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("evalrig.wire.PAUSES", (0.0, 0.0))
     with serving() as running:
         yield running
 

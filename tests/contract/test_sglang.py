@@ -2,17 +2,16 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from toys.checkpoints import checkpoint
 from toys.launched import IDS, WIRE, carry, engine_of, serving
 
-from evalrig.engine import Capabilities, Sampling, Scoring
+from evalrig.engine import Sampling
 from evalrig.engines.sglang import Sglang, SglangOptions
-from evalrig.errors import EngineError, UsageError
 from evalrig.types import Capacity, Message
 
 
@@ -61,7 +60,7 @@ def test_every_typed_option_has_its_flag(tmp_path: Path) -> None:
 
 def test_a_seed_is_promised_in_deterministic_mode_only(tmp_path: Path) -> None:
     """Without it the same seed gave two answers (wire/INDEX.md)."""
-    assert Sglang.able(SglangOptions()) == Capabilities(prompt_logprobs=True, top_logprobs=-1, chat=True)
+    assert Sglang.able(SglangOptions()) == replace(Sglang.capabilities, seed=False)
     made = engine_of("sglang", tmp_path, {}, numerics={"deterministic": True})
     assert Sglang.able(made.options).seed
 
@@ -172,80 +171,42 @@ def test_it_tokenises_answers_and_scores_through_the_recorded_server(tmp_path: P
     assert (scoring.top_ids.shape, scoring.token_ids.tolist()) == ((6, 5), IDS[1:])
 
 
-# ---- scoring over a cached prefix: without it a quantised KV cache is often never read
+# ---- legs
 
 
-class Cached:
-    """Stands in for the client: keeps what it was asked."""
+def test_each_leg_is_a_call_of_its_own(tmp_path: Path) -> None:
+    """The recorded server answers each as it did: cold from the first token, over its cache, and with lists as it decodes."""
+    both, warm = recorded("5-score-flat-b64-both"), recorded("5-score-prefix-warm")
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
+    async def use(engine: Any) -> Any:
+        ids = warm["request"]["input_ids"]
+        return (
+            await engine.score(IDS, 1, 5),
+            await engine.decode(IDS, Sampling(max_tokens=2), 5),
+            await engine.score_cached(ids, 251, 0),
+        )
 
-    async def prefill(self, ids: list[int]) -> None:
-        self.calls.append(("prefill", len(ids)))
-
-    async def score(self, ids: list[int], start: int, top_k: int, cached: int = 0) -> Scoring:
-        self.calls.append(("score", len(ids), start, cached))
-        rows = np.arange(start, len(ids))
-        top = np.tile(rows[:, None], (1, top_k)).astype(np.int32)
-        return Scoring(token_ids=rows.astype(np.int32), logprobs=rows.astype(np.float32), top_ids=top, top_logprobs=top.astype(np.float32))  # fmt: skip  # noqa: E501
-
-
-@pytest.mark.parametrize(
-    ("length", "start", "page", "calls"),
-    [
-        (100, 60, 1, [("prefill", 59), ("score", 100, 60, 58)]),
-        (100, 1, 1, [("score", 2, 1, 0), ("score", 100, 2, 0)]),
-        (100, 1, 16, [("score", 32, 1, 0), ("score", 100, 32, 15)]),
-        (2, 1, 1, [("score", 2, 1, 0)]),
-        (300, 200, 64, [("prefill", 199), ("score", 300, 200, 135)]),
-    ],
-)
-def test_the_prefix_is_filled_first_and_must_then_come_from_the_cache(
-    length: int, start: int, page: int, calls: Any, tmp_path: Path
-) -> None:
-    import asyncio
-
-    engine = engine_of("sglang", tmp_path, {}, numerics={"scoring": "cached_prefix"})
-    engine._client, engine._info = Cached(), {"page_size": page}
-    found = asyncio.run(engine.score(list(range(length)), start, 3))
-    assert engine._client.calls == calls
-    assert found.token_ids.tolist() == list(range(start, length))
-    assert found.top_ids.shape == (length - start, 3)
-
-
-@pytest.mark.parametrize("name", ["5-score-prefix-warm", "5-score-prefix-cold"])
-def test_a_prefix_that_did_not_come_from_the_cache_is_another_measurement(name: str, tmp_path: Path) -> None:
     wire = tmp_path / "wire"
     wire.mkdir()
-    for each in ("1-server_info", "1-ready", name):
-        (wire / f"{each}.json").write_text((WIRE / f"{each}.json").read_text())
-    ids = recorded(name)["request"]["input_ids"]
-
-    async def score(engine: Any) -> Any:
-        return await engine.client.score(ids, 251, 0, cached=249)
-
-    engine = engine_of("sglang", tmp_path, {"FAKE_WIRE": str(wire)})
-    if name.endswith("warm"):
-        assert len(carry(engine, score).logprobs) == 5
-    else:
-        with pytest.raises(EngineError, match="0 tokens came from the prefix cache where 249 should have"):
-            carry(engine, score)
+    for name in ("1-server_info", "1-ready", "5-score-flat-b64", "5-score-prefix-warm"):
+        (wire / f"{name}.json").write_text((WIRE / f"{name}.json").read_text())
+    both["request"].pop("logprob_start_len")  # recorded together with a prompt's lists; `decode` asks for its own alone
+    (wire / "5-score-flat-b64-both.json").write_text(json.dumps(both))
+    prefill = {**warm, "request": {"input_ids": warm["request"]["input_ids"][:250]}, "response": {"text": ""}}
+    (wire / "prefill.json").write_text(json.dumps(prefill))
+    cold, (answer, lists), cached = carry(engine_of("sglang", tmp_path, {"FAKE_WIRE": str(wire)}), use)
+    assert cold.top_ids.shape == (6, 5)
+    assert answer.token_ids == tuple(both["response"]["output_ids"]) == tuple(lists.token_ids.tolist())
+    assert cached.token_ids.tolist() == warm["request"]["input_ids"][251:]
 
 
-@pytest.mark.parametrize(
-    ("numerics", "said"),
-    [
-        ({"scoring": "decode"}, "no way to score 'decode'; give prefill or cached_prefix"),
-        (
-            {"scoring": "cached_prefix", "disable_radix_cache": True},
-            "scoring over a cached prefix needs the radix cache",
-        ),
-    ],
-)
-def test_ways_to_score_that_do_not_go_together_are_refused(numerics: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=said):
-        engine_of("sglang", tmp_path, {}, numerics=numerics)
+def test_replicas_or_no_radix_cache_cannot_score_over_a_cached_prefix(tmp_path: Path) -> None:
+    def able(**args: Any) -> bool:
+        return Sglang.able(engine_of("sglang", tmp_path, {}, **args).options).cached_prefix
+
+    assert able()
+    assert not able(numerics={"disable_radix_cache": True})
+    assert not able(parallel={"dp": 2})
 
 
 def test_a_template_given_on_the_command_line_is_the_one_that_counts(tmp_path: Path) -> None:

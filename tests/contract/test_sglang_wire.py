@@ -136,10 +136,11 @@ def test_scoring_asks_and_reads_as_recorded(server: Server) -> None:
 
 
 def flat(name: str) -> tuple[int, Any]:
-    """A recorded answer with nested top lists, in the flat form in which the client asks for them."""
+    """A recorded answer with nested top lists, in the flat form in which the client asks for them; computed cold."""
 
     def change(reply: Any) -> None:
         meta = reply["meta_info"]
+        meta["cached_tokens"] = 0
         rows = meta.pop("input_top_logprobs")[1:]
         values = np.array([[entry[0] for entry in row] for row in rows], "<f4")
         ids = np.array([[entry[1] for entry in row] for row in rows], "<i4")
@@ -164,6 +165,197 @@ def test_scoring_from_the_middle_starts_one_before_because_that_row_is_always_nu
     )
     assert found.top_ids[:, 0].tolist() == IDS[4:]
     assert found.top_logprobs[:, 0].tolist() == found.logprobs.tolist()
+
+
+def test_a_cold_scoring_from_the_middle_has_a_key_of_its_own_so_that_it_finds_no_prefix(server: Server) -> None:
+    for _ in range(2):
+        score(server, flat("5-score-start3"), start=4, top_k=3)
+    keys = [body.get("extra_key") for _, _, body in server.asked]
+    assert len(set(keys)) == 2
+    assert all(keys)
+    score(server, answer("5-score-flat-b64"))
+    assert "extra_key" not in server.asked[-1][2], "from the first token on nothing is read from the cache anyway"
+
+
+def test_a_server_that_knows_no_keys_is_asked_for_all_positions(server: Server) -> None:
+    """With a start in the middle SGLang reads what it has kept: 3 of 7 tokens in the recording."""
+    assert recorded("5-score-start3")["response"]["meta_info"]["cached_tokens"] == 3
+    server.answers = [answer("5-score-start3"), answer("5-score-no-top"), answer("5-score-no-top")]
+
+    async def twice(client: Client) -> Any:
+        return await client.score(IDS, 4, 0), await client.score(IDS, 4, 0)
+
+    first, second = ask(server, twice)
+    assert [body["logprob_start_len"] for _, _, body in server.asked] == [3, 0, 0]
+    rows = recorded("5-score-no-top")["response"]["meta_info"]["input_token_logprobs"]
+    for found in (first, second):
+        assert found.token_ids.tolist() == IDS[4:]
+        assert found.logprobs.tolist() == np.array([row[0] for row in rows[4:]], np.float32).tolist()
+        assert found.top_ids.shape == (3, 0)
+
+
+def test_a_cold_scoring_that_was_read_from_the_cache_all_the_same_is_no_scoring(server: Server) -> None:
+    warm = changed("5-score-no-top", lambda reply: reply["meta_info"].update(cached_tokens=5))
+    text = refusal(score, server, warm, top_k=0)
+    assert text == "5 tokens came from the prefix cache although all were to be computed"
+
+
+def test_the_recorded_server_computes_all_when_asked_from_the_first_token(server: Server) -> None:
+    """The same prompt was in its cache: `5-score-prefix-warm` has 250 tokens from there."""
+    ids = recorded("5-score-prefix-warm-start0")["request"]["input_ids"]
+    server.answers = [answer("5-score-prefix-warm-start0")]
+    found = ask(server, lambda client: client.score(ids, 1, 0))
+    assert len(found.logprobs) == 255
+
+
+# ---- over a prefix from the cache
+
+
+def cached_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch, page: int, cached: Callable[[int, bool], int]
+) -> Any:
+    """Answers scorings of ids 0, 1, 2 ... by formula; `cached` says how many tokens, by start and by key, came from the cache."""
+    calls: list[tuple[Any, ...]] = []
+
+    async def call(client: Client, method: str, path: str, body: Any) -> tuple[Any, int]:
+        n, first = len(body["input_ids"]), body.get("logprob_start_len")
+        if first is None:
+            calls.append(("prefill", n))
+            return {}, 0
+        calls.append(("cold" if "extra_key" in body or not first else "warm", n, first))
+        rows = [[None if i == first else -i / 100, i, None] for i in range(first, n)]
+        told = cached(first, "extra_key" in body)
+        meta = {
+            "input_token_logprobs": rows,
+            "prompt_tokens": n,
+            "cached_tokens": told,
+            "finish_reason": {"type": "length"},
+        }
+        return {"text": "", "output_ids": [], "meta_info": meta}, 0
+
+    monkeypatch.setattr(Client, "call", call)
+    monkeypatch.setattr(Client, "page", page)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("length", "start", "page", "calls"),
+    [
+        (100, 60, 1, [("prefill", 59), ("warm", 100, 59)]),
+        (100, 1, 1, [("prefill", 1), ("cold", 2, 0), ("warm", 100, 1)]),
+        (100, 1, 16, [("prefill", 31), ("cold", 32, 0), ("warm", 100, 31)]),
+        (100, 5, 16, [("prefill", 31), ("cold", 32, 4), ("warm", 100, 31)]),
+        (2, 1, 1, [("cold", 2, 0)]),
+        (300, 200, 64, [("prefill", 199), ("warm", 300, 199)]),
+    ],
+)
+def test_the_prefix_is_filled_first_and_must_then_come_from_the_cache(
+    server: Server, monkeypatch: pytest.MonkeyPatch, length: int, start: int, page: int, calls: Any
+) -> None:
+    def kept(first: int, keyed: bool) -> int:
+        return 0 if keyed else first // page * page
+
+    seen = cached_server(server, monkeypatch, page, kept)
+    found = ask(server, lambda client: client.score_cached(list(range(length)), start, 0))
+    assert seen == calls
+    assert found.token_ids.tolist() == list(range(start, length))
+    assert found.logprobs == pytest.approx([-i / 100 for i in range(start, length)])
+
+
+def test_a_prefix_that_did_not_come_from_the_cache_is_another_measurement(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached_server(server, monkeypatch, 16, lambda first, keyed: 0)
+    text = refusal(ask, server, lambda client: client.score_cached(list(range(100)), 80, 0))
+    assert text == "0 tokens came from the prefix cache where 63 should have"
+
+
+@pytest.mark.parametrize("name", ["5-score-prefix-warm", "5-score-prefix-cold"])
+def test_what_came_from_the_cache_is_read_as_recorded(server: Server, name: str) -> None:
+    server.answers = [(200, {}), answer(name)]
+    ids = recorded(name)["request"]["input_ids"]
+
+    def call(client: Client) -> Any:
+        return client.score_cached(ids, 251, 0)
+
+    if name.endswith("warm"):
+        assert len(ask(server, call).logprobs) == 5
+        assert server.asked[1][2]["logprob_start_len"] == 250
+    else:
+        assert refusal(ask, server, call) == "0 tokens came from the prefix cache where 249 should have"
+
+
+# ---- lists of generated tokens
+
+
+def decode(server: Server, *answers: Any, top_k: int = 5, ids: list[int] = IDS, **sampling: Any) -> Any:
+    server.answers = list(answers)
+    return ask(server, lambda client: client.decode(ids, Sampling(max_tokens=2, **sampling), top_k))
+
+
+def test_decoding_asks_and_reads_as_recorded(server: Server) -> None:
+    """Pitfall 31: row i of the output belongs to the generated token i; no null row stands before it."""
+    completion, found = decode(server, answer("5-score-flat-b64-both"))
+    [(_, _, body)] = server.asked
+    request = recorded("5-score-flat-b64-both")["request"]
+    flat = [key for key in request if key not in ("sampling_params", "logprob_start_len")]
+    assert {key: body[key] for key in flat} == {key: request[key] for key in flat}
+    assert (completion.token_ids, completion.finish) == ((198, 198), "length")
+    assert found.token_ids.tolist() == [198, 198]
+    assert found.logprobs == pytest.approx([-1.0084458589553833, -0.9083191156387329])
+    assert found.top_ids.tolist() == [[198, 378, 7042, 2, 669], [198, 29, 26, 504, 38634]]
+    assert found.top_logprobs[:, 0] == pytest.approx(found.logprobs)
+    assert (np.diff(found.top_logprobs) <= 0).all()
+
+
+def test_decoding_reads_nested_lists_too(server: Server) -> None:
+    """As servers answer that know no flat form of the output."""
+    server.answers = [answer("4-generate-ids")]
+    _, found = ask(server, lambda client: client.decode(IDS[:5], Sampling(max_tokens=4), 2))
+    rows = recorded("4-generate-ids")["response"]["meta_info"]["output_top_logprobs"]
+    assert found.top_ids.tolist() == [[entry[1] for entry in row] for row in rows]
+    assert found.top_logprobs == pytest.approx(np.array([[entry[0] for entry in row] for row in rows]))
+
+
+def test_decoding_without_lists(server: Server) -> None:
+    completion, found = decode(server, answer("5-score-flat-b64-both"), top_k=0)
+    assert (found.top_ids.shape, found.logprobs.tolist()) == ((2, 0), pytest.approx(completion.logprobs))
+
+
+DECODED: dict[str, Callable[[Any], object]] = {
+    "a list missing": lambda meta: meta.update(output_top_logprobs_shape=[1, 5]),
+    "a null row before": lambda meta: meta.update(output_top_logprobs_null_prefix=1),
+    "lists of the prompt only": lambda meta: meta.pop("output_top_logprobs_shape"),
+    "cut base64": lambda meta: meta.update(output_top_logprobs_val_flat_b64="InNXvw=="),
+    "of other tokens": lambda meta: meta["output_token_logprobs"][0].__setitem__(1, 5),
+    "a row too many": lambda meta: meta["output_token_logprobs"].append([-1.0, 198, None]),
+    "aborted": lambda meta: meta.update(finish_reason={"type": "abort"}),
+}
+
+
+@pytest.mark.parametrize("fault", DECODED)
+def test_lists_that_do_not_belong_to_the_answer_are_no_answer(server: Server, fault: str) -> None:
+    assert refusal(decode, server, changed("5-score-flat-b64-both", lambda reply: DECODED[fault](reply["meta_info"])))
+
+
+def test_a_null_logprob_of_a_generated_token_is_nan_and_found_by_preflight(server: Server) -> None:
+    broken = changed(
+        "5-score-flat-b64-both", lambda reply: reply["meta_info"]["output_token_logprobs"][1].__setitem__(0, None)
+    )
+    assert np.isnan(decode(server, broken)[1].logprobs).tolist() == [False, True]
+
+
+def test_more_than_a_split_gives_is_not_sent_because_its_prefill_server_dies_of_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "longest_list", 128)
+    assert (
+        refusal(decode, server, answer("4-generate-ids"), top_k=129)
+        == "top-K 129 is above the 128 that it gives; lower it"
+    )
+    said = refusal(decode, server, answer("4-generate-ids"), top_k=-1)
+    assert said == "top-K 49152 is above the 128 that it gives; lower it"
+    assert server.asked == []
 
 
 def test_scoring_without_lists(server: Server) -> None:

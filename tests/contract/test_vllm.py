@@ -229,6 +229,65 @@ def test_an_answer_that_is_not_whole_is_a_failed_call(server: Exchanges, fault: 
     assert refusal(server, answered)
 
 
+# ---- lists of generated tokens
+
+
+def decoded(client: Client, k: int = 2) -> Any:
+    return client.decode(IDS[:5], Sampling(max_tokens=4), k)
+
+
+def test_decoding_asks_and_reads_as_recorded(server: Exchanges) -> None:
+    """Pitfall 31: row i belongs to the generated token i."""
+    answer, found = ask(server, decoded)
+    [(_, _, body)] = server.asked
+    assert (body["logprobs"], body["return_tokens_as_token_ids"], body["return_token_ids"]) == (2, True, True)
+    rows = recorded("4-completion-ids-return-ids")["response"]["choices"][0]["logprobs"]["top_logprobs"]
+    assert found.token_ids.tolist() == list(answer.token_ids) == [7042, 30, 198, 198]
+    assert found.logprobs == pytest.approx(answer.logprobs)
+    assert found.top_ids.tolist() == [[7042, 260], [30, 28], [198, 378], [198, 29]]
+    assert found.top_logprobs == pytest.approx(np.array([list(row.values()) for row in rows]))
+
+
+def lists_of(reply: Any) -> list[dict[str, float]]:
+    return reply["choices"][0]["logprobs"]["top_logprobs"]
+
+
+def test_a_token_outside_its_list_is_the_one_entry_too_many(server: Exchanges) -> None:
+    """At temperature 1 the sampled token may be in no top-K: the server adds it."""
+
+    def unlikely(reply: Any) -> None:
+        lists_of(reply)[1] = {"token_id:30": -9.5, "token_id:28": -0.5, "token_id:7": -1.5}
+        reply["choices"][0]["logprobs"]["token_logprobs"][1] = -9.5
+
+    instead(server, "4-completion-ids-return-ids", unlikely)
+    _, found = ask(server, decoded)
+    assert (found.top_ids[1].tolist(), found.logprobs[1]) == ([28, 7], pytest.approx(-9.5))
+
+
+DECODED: dict[str, Callable[[Any], object]] = {
+    "a list missing": lambda reply: lists_of(reply).pop(),
+    "lists of other tokens": lambda reply: lists_of(reply).reverse(),
+    "keyed by text": lambda reply: lists_of(reply).__setitem__(0, {" Paris": -0.2, " the": -2.7}),
+    "too few entries": lambda reply: lists_of(reply)[0].pop("token_id:260"),
+    "too many entries": lambda reply: lists_of(reply)[0].update({"token_id:5": -3.0, "token_id:6": -4.0}),
+    "no lists": lambda reply: reply["choices"][0]["logprobs"].update(top_logprobs=None),
+}
+
+
+@pytest.mark.parametrize("fault", DECODED)
+def test_lists_that_do_not_belong_to_the_answer_are_no_answer(server: Exchanges, fault: str) -> None:
+    instead(server, "4-completion-ids-return-ids", DECODED[fault])
+    assert refusal(server, decoded)
+
+
+def test_longer_lists_than_the_server_gives_are_not_sent(server: Exchanges) -> None:
+    said = refusal(server, lambda client: decoded(client, 21), max_logprobs=20)
+    assert said == "top-K 21 is above the 20 that this server gives; lower it"
+    said = refusal(server, lambda client: client.decode(IDS, Sampling(max_tokens=FULL_ROWS + 1), -1))
+    assert said.endswith(f"; {FULL_ROWS} at most, or the server dies")
+    assert server.asked == []
+
+
 def test_max_tokens_below_one_is_told_and_not_tried_again(server: Exchanges) -> None:
     instead(server, "4-completion-max0", lambda _: None)
     server.exchanges[0]["request"] |= {"return_token_ids": True}

@@ -14,7 +14,8 @@ from evalrig.errors import EngineError
 from evalrig.ladder import WEATHER, climb
 from evalrig.likeness import beside, climbed
 from evalrig.preflight import prove
-from evalrig.types import Completion, Level, Message, Preflight, Rung, RungOutcome, Variant
+from evalrig.proof import Preflight, Rung, RungOutcome
+from evalrig.types import Completion, Level, Message, Variant
 
 LAUNCH = Launch(log=Path(), start_seconds=1, request_seconds=1)
 

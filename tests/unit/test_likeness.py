@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from evalrig.likeness import GARBAGE_NATS, alone, beside
-from evalrig.types import Capacity, Finding, Fingerprint, Inventory, Level, Preflight, Probes
+from evalrig.likeness import GARBAGE_NATS, alone, asked, beside
+from evalrig.proof import Inventory, Preflight, Probes
+from evalrig.types import Capacity, Finding, Fingerprint, Level, Variant
 from evalrig.validity import compare, expected
 
 FP8 = "Using FP8 KV cache but no scaling factors provided. Defaulting to scaling factors of 1.0."
@@ -182,3 +183,27 @@ def test_an_engine_that_tells_nothing_adds_no_finding() -> None:
     )
     assert not list(alone(bare))
     assert not list(beside(bare, bare))
+
+
+# ---- what the run file itself says
+
+
+def variant(name: str, **groups: Any) -> Variant:
+    role = "reference" if name == "reference" else "candidate"
+    return Variant(name=name, role=role, engine="x", weights="w", options=groups)
+
+
+def test_options_that_differ_are_findings_one_each_and_formats_are_not() -> None:
+    ours = variant("reference", numerics={"seed": 0, "eager": False}, parallel={"tp": 8}, weights_and_kv={"kv": "a"})
+    theirs = variant("cheap", numerics={"seed": 0, "eager": True}, parallel={"tp": 4}, weights_and_kv={"kv": "b"})
+    found = asked(ours, theirs)
+    assert {(finding.rule, finding.level, finding.candidate) for finding in found} == {("options", Level.WARN, "cheap")}
+    assert [finding.text for finding in found] == [
+        "cheap: numerics.eager is True, the reference's False: it moves the digits too",
+        "cheap: parallel.tp is 4, the reference's 8: it moves the digits too",
+    ]
+
+
+def test_options_without_such_groups_say_nothing() -> None:
+    assert asked(variant("reference", threads=1), variant("cheap", threads=2)) == []
+    assert asked(variant("reference", numerics={"a": 1}), variant("cheap")) == []

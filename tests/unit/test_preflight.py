@@ -14,7 +14,8 @@ from toys.runs import Silent
 from evalrig.engine import Launch, Scoring
 from evalrig.errors import EngineError
 from evalrig.preflight import CONVERSATIONS, PROBES, Gatekeeper, prove
-from evalrig.types import Level, Preflight, Variant
+from evalrig.proof import Preflight
+from evalrig.types import Level, Variant
 from evalrig.validity import compare, expected
 
 
@@ -42,7 +43,9 @@ def reference() -> Preflight:
 
 
 def test_everything_is_probed(reference: Preflight) -> None:
-    assert set(reference.probes.prompt_digests) == set(reference.probes.logprob_digests) == {*PROBES, *CONVERSATIONS}
+    legs = {f"{name}, {leg}" for name in ("prose", "chat") for leg in ("cached prefix", "decode")}
+    assert set(reference.probes.prompt_digests) == {*PROBES, *CONVERSATIONS}
+    assert set(reference.probes.logprob_digests) == {*PROBES, *CONVERSATIONS, *legs}
     assert reference.faults == ()
     assert invalid(expected(reference)) == []
 

@@ -152,10 +152,8 @@ def test_a_binary_score_beyond_one_is_refused_when_made_not_when_judged(tmp_path
 
 
 def kl(folder: Path, **options: Any) -> Kl:
-    return Kl(
-        "kl",
-        KlOptions(prompts=str(prompts_file(folder / "prompts.jsonl", 12)), **{"tokens": 12, "top_k": 20, **options}),
-    )
+    own: dict[str, Any] = {"tokens": 12, "top_k": 20, **options}
+    return Kl("kl", KlOptions(prompts=str(prompts_file(folder / "prompts.jsonl", 12)), **own))
 
 
 def traced(suite: Kl, sample: Sample, seed: int = 5, **options: Any) -> Trace:
@@ -221,6 +219,31 @@ def test_an_engine_that_has_no_whole_vocabulary_is_not_audited(tmp_path: Path, m
     sample = suite.samples()[0]
     found = attempted(suite, sample, traced(suite, sample))
     assert (found.state, found.audit) == (State.SCORED, None)
+
+
+@pytest.mark.parametrize(("leg", "method"), [("prefill", "score"), ("cached_prefix", "score_cached")])
+def test_the_leg_says_by_which_way_the_tokens_and_the_audit_are_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leg: str, method: str
+) -> None:
+    calls: list[tuple[str, int]] = []
+    for name in ("score", "score_cached"):
+        original = getattr(Toy, name)
+
+        async def counted(self: Toy, ids: Any, start: int, top_k: int = 0, name: str = name, o: Any = original) -> Any:
+            calls.append((name, top_k))
+            return await o(self, ids, start, top_k)
+
+        monkeypatch.setattr(Toy, name, counted)
+    suite = kl(tmp_path, audit_share=1.0, leg=leg)
+    assert suite.needs().cached_prefix == (leg == "cached_prefix")
+    sample = suite.samples()[0]
+    attempted(suite, sample, traced(suite, sample))
+    assert calls == [(method, 20), (method, -1)]
+
+
+def test_a_leg_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^suites\.kl\.options\.leg: no leg 'warm'; give prefill or cached_prefix$"):
+        Kl("kl", KlOptions(leg="warm"))
 
 
 def test_the_audited_share_is_about_what_was_asked(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from evalrig.evidence import Gathered, audit_file, tokens_file
 from evalrig.records import RunFolder
 from evalrig.run import conclude
 from evalrig.tokens import read_tokens, write_tokens
-from evalrig.types import Level, Outcome, Verdict
+from evalrig.types import SPLIT, Level, Outcome, Verdict
 from evalrig.verdict import judge
 
 
@@ -184,6 +184,17 @@ def test_truncation_counted_as_agreement(
     assert after.value is not None
     assert after.n == before.n, "they stay in the denominator"
     assert after.value - before.value == pytest.approx((count if arm == "reference" else -count) / 120)
+
+
+def test_a_split_that_answers_bit_for_bit_as_one_server_is_no_cache_of_it(folder: RunFolder) -> None:
+    """Prefill and decode apart, the same kernels: it may give the very bits, and its fingerprint tells it is another engine."""
+    shutil.copyfile(folder.records_path("reference", "piqa"), folder.records_path("cheap", "piqa"))
+    rewritten(folder, "cheap", "piqa", lambda rows: [{**row, "variant": "cheap"} for row in rows])
+    found = folder.preflight("cheap")
+    assert found is not None
+    flags = {**found.fingerprint.flags, SPLIT: "1 prefill, 1 decode, mooncake"}
+    folder.write_preflight(replace(found, fingerprint=replace(found.fingerprint, flags=flags)))
+    assert said(judge(folder), candidate="cheap") == []
 
 
 def test_a_second_reference_that_mostly_failed_proves_nothing(folder: RunFolder) -> None:

@@ -73,9 +73,17 @@ class ToyOptions:
 
 
 class Toy(Engine):
+    """Faults count `generate`, `score` and `tokenize` alone."""
+
     Options = ToyOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prompt_logprobs=True, top_logprobs=-1, seed=True, chat=True, tools=True
+        prompt_logprobs=True,
+        top_logprobs=-1,
+        seed=True,
+        cached_prefix=True,
+        decode_logprobs=-1,
+        chat=True,
+        tools=True,
     )
     troubles = SGLANG
     at_work = SGLANG_WORKS
@@ -133,6 +141,17 @@ class Toy(Engine):
         self.answers += 1
         if self.options.refuse_answers and self.answers % self.options.refuse_answers == 0:
             raise EngineError(f"{self.variant.name}: HTTP 400")
+        answer = self._sampled(ids, sampling)
+        self._said(answer, "generate", list(ids), sampling.max_tokens, sampling.seed)
+        return self._completion(answer, ids)
+
+    async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        answer = self._sampled(ids, sampling)
+        scoring, lists = self._lists([*ids, *answer["token_ids"]], len(ids), top_k)
+        self._said({**answer, **lists}, "decode", list(ids), sampling.max_tokens, sampling.seed, top_k)
+        return self._completion({**answer, "logprobs": lists["logprobs"]}, ids), scoring
+
+    def _sampled(self, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         rng = np.random.default_rng(list(ids) if sampling.seed is None else sampling.seed)
         new: list[int] = []
         while len(new) < sampling.max_tokens and END not in new:
@@ -140,9 +159,11 @@ class Toy(Engine):
             p = np.exp(self._rows([before])[0].astype(np.float64))
             new.append(int(rng.choice(VOCABULARY, p=p / p.sum())))
         finish = "stop" if new[-1] == END else "length"
-        answer: dict[str, Any] = {"text": "".join(map(chr, (33 + t for t in new))), "token_ids": new, "finish": finish}
-        self._said(answer, "generate", list(ids), sampling.max_tokens, sampling.seed)
-        return msgspec.convert({"prompt_tokens": len(ids), "completion_tokens": len(new), **answer}, Completion)
+        return {"text": "".join(map(chr, (33 + t for t in new))), "token_ids": new, "finish": finish}
+
+    def _completion(self, answer: dict[str, Any], ids: Sequence[int]) -> Completion:
+        counts = {"prompt_tokens": len(ids), "completion_tokens": len(answer["token_ids"])}
+        return msgspec.convert({**counts, **answer}, Completion)
 
     async def score(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
         await self._call()
@@ -153,16 +174,26 @@ class Toy(Engine):
                 log.write(f"{self.options.says[self.scorings - 1]}\n")
         if self.options.refuse_every and self.scorings % self.options.refuse_every == 0:
             raise EngineError(f"{self.variant.name}: HTTP 503")
+        scoring, lists = self._lists(ids, start, top_k)
+        if self.options.nan_every and self.scorings % self.options.nan_every == 0:
+            scoring.logprobs[0] = lists["logprobs"][0] = np.nan
+        self._said(lists if top_k else {"logprobs": lists["logprobs"]}, "score", list(ids), start, top_k)
+        return scoring
+
+    async def score_cached(self, ids: Sequence[int], start: int, top_k: int = 0) -> Scoring:
+        scoring, lists = self._lists(ids, start, top_k)
+        self._said(lists if top_k else {"logprobs": lists["logprobs"]}, "score_cached", list(ids), start, top_k)
+        return scoring
+
+    def _lists(self, ids: Sequence[int], start: int, top_k: int) -> tuple[Scoring, dict[str, Any]]:
         rows = self._rows(ids[start - 1 : -1])
         logprobs = rows[np.arange(len(rows)), list(ids[start:])].copy()
-        if self.options.nan_every and self.scorings % self.options.nan_every == 0:
-            logprobs[0] = np.nan
         k = VOCABULARY if top_k < 0 else top_k
         order = np.argsort(-rows, axis=1, kind="stable")[:, :k].astype(np.int32)
         top = np.take_along_axis(rows, order, 1)
         answer = {"logprobs": logprobs.tolist(), "top_ids": order.tolist(), "top_logprobs": top.tolist()}
-        self._said(answer if k else {"logprobs": logprobs.tolist()}, "score", list(ids), start, top_k)
-        return Scoring(token_ids=np.asarray(ids[start:], np.int32), logprobs=logprobs, top_ids=order, top_logprobs=top)
+        made = Scoring(token_ids=np.asarray(ids[start:], np.int32), logprobs=logprobs, top_ids=order, top_logprobs=top)
+        return made, answer
 
     async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
         """A tool is called whenever there is one and no result yet. Not counted in `calls`: preflight alone has a dozen."""

@@ -9,6 +9,9 @@ Standard library only, so that it starts in no time. What it does is told by its
     FAKE_WIRE       folder of recorded exchanges to serve on `--port`
     FAKE_CHILD      start a grandchild and write its process id here
     FAKE_DIE_AFTER  end without a word at this request for tokens
+    FAKE_ARGV       append the command line here, one JSON list a line
+    FAKE_ONLY       of a prefill/decode split: `prefill`, `decode` or `router`, whom FAKE_EXIT, FAKE_HANG and FAKE_SAY concern
+    FAKE_SAY        change these keys of `/server_info` (JSON)
 """
 
 import json
@@ -17,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,6 +40,10 @@ class Exchanges(ThreadingHTTPServer):
         self.strangers: list[tuple[str, str, Any]] = []
         """Requests that match nothing recorded."""
         self.model_path = ""
+        self.changes: dict[str, Any] = {}
+        """Of `/server_info`."""
+        self.behind: dict[str, list[str]] = {}
+        """Of a router: mode -> addresses."""
         self.die_after = 0
 
     def find(self, method: str, path: str, body: Any) -> tuple[int, Any]:
@@ -45,6 +53,10 @@ class Exchanges(ThreadingHTTPServer):
             and sum(path in ("/generate", "/v1/completions") for _, path, _ in self.asked) >= self.die_after
         ):
             os._exit(0)
+        if self.behind and path == "/get_server_info":
+            return 200, {mode: [fetched(f"{url}/server_info") for url in urls] for mode, urls in self.behind.items()}
+        if self.behind and path in ("/ready", "/tokenize", "/server_info"):
+            return 404, {"detail": "Not Found"}
         for exchange in self.exchanges:
             same = (exchange["method"], exchange["path"]) == (method, path)
             if same and subject(exchange["request"]) == subject(body) and contained(exchange["request"], body):
@@ -56,10 +68,15 @@ class Exchanges(ThreadingHTTPServer):
         """The recorded answer with the checkpoint's path as it was started."""
         if self.model_path and isinstance(response, dict):
             if "model_path" in response:
-                return {**response, "model_path": self.model_path}
+                return {**response, "model_path": self.model_path, **self.changes}
             if response.get("object") == "list":
                 return {**response, "data": [{**card, "root": self.model_path} for card in response["data"]]}
         return "\n".join(response) if isinstance(response, list) and path_lines(response) else response
+
+
+def fetched(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return json.load(reply)
 
 
 def path_lines(response: Sequence[Any]) -> bool:
@@ -111,25 +128,41 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def after(argv: Sequence[str], flag: str) -> str:
+    return argv[argv.index(flag) + 1] if flag in argv else ""
+
+
+def behind(argv: Sequence[str], flag: str) -> list[str]:
+    return [argv[at + 1] for at, word in enumerate(argv) if word == flag]
+
+
 def main(argv: list[str]) -> None:
     say = os.environ.get
     if any(word.startswith("--help") for word in argv):
         print("usage: fake [-h]\n" + "\n".join(f"  [{flag} VALUE]" for flag in (say("FAKE_FLAGS") or "").split()))
         return
+    role = "router" if "--pd-disaggregation" in argv else after(argv, "--disaggregation-mode")
+    ours = say("FAKE_ONLY") in (None, role)
+    if path := say("FAKE_ARGV"):
+        with Path(path).open("a") as file:
+            file.write(json.dumps([os.getpid(), role, *argv]) + "\n")
     if path := say("FAKE_CHILD"):
         child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
         Path(path).write_text(str(child.pid))
     if path := say("FAKE_LOG"):
         lines = [line for line in Path(path).read_text("utf-8").splitlines() if not line.startswith("# ")]
         print("\n".join(lines), file=sys.stderr, flush=True)
-    if say("FAKE_EXIT"):
+    if ours and say("FAKE_EXIT"):
         sys.exit(int(str(say("FAKE_EXIT"))))
-    if say("FAKE_HANG"):
+    if ours and say("FAKE_HANG"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)
     server = Exchanges(Path(str(say("FAKE_WIRE"))), int(argv[argv.index("--port") + 1]))
-    flag = "--model-path" if "--model-path" in argv else "--model"
-    server.model_path = argv[argv.index(flag) + 1]
+    server.model_path = after(argv, "--model-path") or after(argv, "--model")
+    if role in ("prefill", "decode"):
+        server.changes = {"disaggregation_mode": role, "port": server.server_port}
+    server.changes |= json.loads(say("FAKE_SAY") or "{}") if ours else {}
+    server.behind = {mode: behind(argv, f"--{mode}") for mode in ("prefill", "decode")} if role == "router" else {}
     server.die_after = int(say("FAKE_DIE_AFTER") or 0)
     server.serve_forever(poll_interval=0.05)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from evalrig.plan import Cell, GatePlan, Header, Plan, SuitePlan, sample_digest
+from evalrig.proof import Preflight, Probes
 from evalrig.records import RunFolder
 from evalrig.tokens import write_tokens
 from evalrig.types import (
@@ -21,8 +22,6 @@ from evalrig.types import (
     Fingerprint,
     Message,
     Metric,
-    Preflight,
-    Probes,
     Provenance,
     Record,
     Sample,

@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from evalrig.evidence import Gathered
 from evalrig.records import RunFolder, encode
+from evalrig.report.distances import distances
 from evalrig.report.shown import Page
 from evalrig.report.view import page
 from evalrig.tokens import read_tokens, write_tokens
@@ -84,6 +86,16 @@ def test_the_distance_table_has_the_floor_and_what_lists_hide(make: Make) -> Non
     assert "lose" in view.notes[1]
     assert "32 audited positions" in view.notes[1]
     assert view.octaves == ("1–2", "3–4", "5–8", "9–16")
+
+
+@pytest.mark.parametrize(("options", "notes"), [({"leg": "cached_prefix"}, 1), ({"leg": "prefill"}, 0), ({}, 0)])
+def test_tokens_that_were_scored_over_a_cached_prefix_are_said_to_be(
+    make: Make, options: dict[str, str], notes: int
+) -> None:
+    gathered = Gathered(make())
+    gathered.plan = replace(gathered.plan, config={"suites": {"kl": {"kind": "kl", "options": options}}})
+    [view] = distances(gathered, {name: gathered.evidence(name) for name in gathered.plan.candidates})
+    assert sum("after their prompt was read from the KV cache" in note for note in view.notes) == notes
 
 
 def test_a_floor_of_zero_has_no_ratio(make: Make) -> None:
