@@ -149,6 +149,11 @@ class Engine(ABC):
         """
         return  # some kinds are found anywhere
 
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """Files that its processes write to."""
+        return (self.launch.log,)
+
     @abstractmethod
     async def start(self) -> None:
         """Start and wait for readiness. Raises `EngineError` with the reason from the log."""

@@ -55,6 +55,14 @@ class Pd:
     """Arguments of the router as they are, for instance `--mini-lb`."""
 
 
+def roles(pd: Pd) -> tuple[str, ...]:
+    """Prefill servers, decode servers, the router; none where there is no split."""
+    if not pd.prefill:
+        return ()
+    prefill, decode = (f"prefill-{n}" for n in range(pd.prefill)), (f"decode-{n}" for n in range(pd.decode))
+    return (*prefill, *decode, "router")
+
+
 @dataclass(kw_only=True)
 class Half:
     """One server of the split."""
@@ -76,12 +84,10 @@ class Split:
         self._pd = pd
         self._kv_cache = kv_cache
         """Dtype of the KV cache that a role allocated, as its log has it."""
-        modes = ["prefill"] * pd.prefill + ["decode"] * pd.decode
-        gpus = pd.base_gpu_ids or [gpus_each * place for place in range(len(modes))]
-        numbers = [*range(pd.prefill), *range(pd.decode)]
+        servers = roles(pd)[:-1]
+        gpus = pd.base_gpu_ids or [gpus_each * place for place in range(len(servers))]
         self.halves = [
-            Half(role=f"{mode}-{number}", mode=mode, gpu=gpu)
-            for mode, number, gpu in zip(modes, numbers, gpus, strict=True)
+            Half(role=role, mode=role.partition("-")[0], gpu=gpu) for role, gpu in zip(servers, gpus, strict=True)
         ]
         self._router: Client | None = None
 

@@ -78,6 +78,11 @@ class Command:
     """Where an engine has several: `prefill-0`, `decode-0`, `router`."""
 
 
+def log_of(log: Path, role: str) -> Path:
+    """The log of one role of an engine that has several; of an engine of one process, its own."""
+    return log.with_name(f"{log.stem}.{role}{log.suffix}") if role else log
+
+
 class Started:
     """One such program."""
 
@@ -86,7 +91,7 @@ class Started:
         self.name = f"{name}, {role}" if role else name
         self.command = command
         self.url = ""
-        self.log_file = launch.log.with_name(f"{launch.log.stem}.{role}{launch.log.suffix}") if role else launch.log
+        self.log_file = log_of(launch.log, role)
         self.process = Process(self.name, self.log_file)
         self.server: Server | None = None
         self._launch = launch

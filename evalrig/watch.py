@@ -7,7 +7,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -78,17 +78,24 @@ class Pulse:
         return counted
 
 
-class Tail:
-    """Reads on where a log ended, and counts the lines that tell trouble. One a log, however many processes write to it."""
+class _Place:
+    """How far a log was read."""
 
-    def __init__(self, log: Path, troubles: tuple[Trouble, ...], at_work: str = "") -> None:
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.at = log.stat().st_size if log.is_file() else 0
+        self.rest = b""
+
+
+class Tail:
+    """Reads on where logs ended, and counts the lines that tell trouble. One an engine, however many processes write."""
+
+    def __init__(self, logs: Sequence[Path], troubles: tuple[Trouble, ...], at_work: str = "") -> None:
         self.works = 0
         """Lines that only an engine at work writes."""
         self._at_work = re.compile(at_work) if at_work else None
-        self._log = log
+        self._places = [_Place(log) for log in logs]
         self._troubles = [(trouble.kind, re.compile(trouble.pattern)) for trouble in troubles]
-        self._at = log.stat().st_size if log.is_file() else 0
-        self._rest = b""
         self._recent = b""
         self._seen: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
@@ -96,15 +103,18 @@ class Tail:
 
     def read(self, pieces: int = 1) -> None:
         """Take in what was written since, as far as the bound goes."""
-        if not self._log.is_file():
-            return
-        with self._log.open("rb") as file:
-            file.seek(self._at)
+        for place in self._places:
+            if place.log.is_file():
+                self._read(place, pieces)
+
+    def _read(self, place: _Place, pieces: int) -> None:
+        with place.log.open("rb") as file:
+            file.seek(place.at)
             while pieces and (piece := file.read(PIECE)):
                 pieces -= 1
-                self._at += len(piece)
+                place.at += len(piece)
                 self._recent = (self._recent + piece)[-RECENT:]
-                self._take(piece)
+                self._take(place, piece)
 
     def news(self, final: bool = False) -> Generator[tuple[str, int, str]]:
         """Kind, further lines, and the first one. Told at 1, 2, 4, 8 ... lines, so that a kill loses half at most; or all."""
@@ -122,10 +132,10 @@ class Tail:
         kind, said, _ = classify(self._recent.decode(errors="replace"))
         return one_line(f"{kind}: {said}" if kind else said)
 
-    def _take(self, piece: bytes) -> None:
-        *whole, self._rest = re.split(rb"[\r\n]", self._rest + piece)
-        if len(self._rest) > RECENT:
-            whole, self._rest = [*whole, self._rest], b""
+    def _take(self, place: _Place, piece: bytes) -> None:
+        *whole, place.rest = re.split(rb"[\r\n]", place.rest + piece)
+        if len(place.rest) > RECENT:
+            whole, place.rest = [*whole, place.rest], b""
         for line in whole:
             text = line[:RECENT].decode(errors="replace")
             self.works += bool(self._at_work and self._at_work.search(text))

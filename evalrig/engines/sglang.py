@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from evalrig import chat_wire
@@ -16,9 +17,19 @@ from evalrig.launch_options import FORMATS, PARSERS, Parallel, Parsers, WeightsA
 from evalrig.launcher import Launched, flags, redacted
 from evalrig.programs import Program
 from evalrig.proof import Inventory
-from evalrig.sglang_pd import LONGEST_LIST, SERVER_FLAGS, Pd, Split, flags_of, reach_router, resolve_pd, without_ports
+from evalrig.sglang_pd import (
+    LONGEST_LIST,
+    SERVER_FLAGS,
+    Pd,
+    Split,
+    flags_of,
+    reach_router,
+    resolve_pd,
+    roles,
+    without_ports,
+)
 from evalrig.sglang_wire import Client
-from evalrig.started import Command, Reached, StartError
+from evalrig.started import Command, Reached, StartError, log_of
 from evalrig.troubles import SGLANG, SGLANG_WORKS
 from evalrig.types import SPLIT, Capacity, Completion, Fingerprint, Message, Variant
 
@@ -207,6 +218,11 @@ class Sglang(Launched):
         yield from split.commands()
         self._client, self._info = split.router, split.info
         split.router.vocabulary = self.checkpoint.vocabulary if self.checkpoint else 0
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """See `Engine.logs`; of a split, one a role."""
+        return tuple(log_of(self.launch.log, role) for role in roles(self.options.pd)) or super().logs
 
     def arguments(self, port: int) -> list[str]:
         """See `Launched.arguments`."""

@@ -161,7 +161,7 @@ class Local(Runner):
         engine = work.engine(variant)
         log = engine.launch.log
         if log not in board.tails:
-            board.tails[log] = Tail(log, engine.troubles, engine.at_work)
+            board.tails[log] = Tail(engine.logs, engine.troubles, engine.at_work)
         board.tails[log].begin()
         began = time.monotonic()
         try:

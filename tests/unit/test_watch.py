@@ -13,9 +13,11 @@ from toys.runs import Silent, carry_out, run_file
 
 from evalrig import watch
 from evalrig.engine import Launch
+from evalrig.engines.sglang import Sglang, SglangOptions
 from evalrig.errors import EngineError
 from evalrig.filing import Files
 from evalrig.records import RunFolder
+from evalrig.sglang_pd import Pd
 from evalrig.troubles import LLAMA_CPP, REFENGINE, RUINOUS, SGLANG, SGLANG_WORKS, VLLM, VLLM_WORKS, Trouble
 from evalrig.types import REFERENCE, Event, Outcome, State, Variant
 from evalrig.watch import Fell, Pulse, Tail, Watch
@@ -74,7 +76,7 @@ def heard(tail: Tail, final: bool = False) -> dict[str, int]:
 def test_a_log_is_read_on_from_where_it_ended_and_lines_are_whole(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("KV checksum mismatch req=0\n")
-    tail = Tail(log, SGLANG)
+    tail = Tail([log], SGLANG)
     with log.open("a") as file:
         file.write("fine\n[2026-11-29 10:00:00 TP0] KV checksum mis")
         file.flush()
@@ -90,7 +92,7 @@ def test_a_log_is_read_on_from_where_it_ended_and_lines_are_whole(tmp_path: Path
 def test_counts_are_told_at_doublings_and_are_whole_at_the_end(tmp_path: Path) -> None:
     """A kill of evalrig loses half at most, and a flood is no flood of events."""
     log = tmp_path / "log"
-    tail, told = Tail(log, SGLANG), []
+    tail, told = Tail([log], SGLANG), []
     for _ in range(100):
         with log.open("a") as file:
             file.write("KV cache pool is full. Retract requests. #retracted_reqs: 1\n")
@@ -105,10 +107,10 @@ def test_a_log_without_end_costs_a_bounded_look(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(watch, "PIECE", 1000)
     monkeypatch.setattr(watch, "RECENT", 4000)
     log = tmp_path / "log"
-    tail = Tail(log, SGLANG)
+    tail = Tail([log], SGLANG)
     log.write_text("x" * 20_000 + "\nKV checksum mismatch\n")
     tail.read()
-    assert tail._at == 1000
+    assert tail._places[0].at == 1000
     tail.read(64)
     assert [kind for kind, *_ in tail.news()] == ["KV checksum mismatch"]
 
@@ -137,7 +139,7 @@ LINES: dict[str, tuple[tuple[Trouble, ...], str]] = {
 def test_lines_of_trouble_are_known_and_their_likes_are_not(line: str, tmp_path: Path) -> None:
     troubles, kind = LINES[line]
     log = tmp_path / "log"
-    tail = Tail(log, troubles)
+    tail = Tail([log], troubles)
     log.write_text(f"{line}\n")
     assert heard(tail) == ({kind: 1} if kind else {})
 
@@ -152,7 +154,7 @@ HEALTHY = {
 @pytest.mark.parametrize("name", HEALTHY)
 def test_recorded_healthy_logs_hold_no_trouble(name: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    tail = Tail(log, HEALTHY[name])
+    tail = Tail([log], HEALTHY[name])
     log.write_bytes((WIRE / name).read_bytes())
     assert heard(tail, final=True) == {}
 
@@ -167,7 +169,7 @@ def test_kinds_that_ruin_a_measurement_are_named_somewhere() -> None:
 def watched(folder: Path, tmp_path: Path, **args: Any) -> tuple[Watch, RunFolder, Silent]:
     run, said = small_folder(folder), Silent()
     engine = toy(tmp_path, **args)
-    tail = Tail(engine.launch.log, engine.troubles, engine.at_work)
+    tail = Tail(engine.logs, engine.troubles, engine.at_work)
     return Watch(engine, Files(run, said), tail), run, said
 
 
@@ -419,3 +421,20 @@ def test_a_torn_event_is_dropped_and_named(tmp_path: Path) -> None:
         file.write(b'{"time": ')
     assert run.torn() == [path]
     assert [event.line for event in run.events("cheap")] == ["x"]
+
+
+def test_every_role_of_a_split_is_heard(tmp_path: Path) -> None:
+    """The decode server finds a broken hand-over; its log is not the prefill server's."""
+    variant = Variant(name="split", role="candidate", engine="sglang", weights=str(tmp_path))
+    launch = Launch(log=tmp_path / "engine.log", start_seconds=1, request_seconds=1)
+    engine = Sglang(variant, SglangOptions(pd=Pd(prefill=1, decode=2)), launch)
+    assert [log.name for log in engine.logs] == [
+        "engine.prefill-0.log",
+        "engine.decode-0.log",
+        "engine.decode-1.log",
+        "engine.router.log",
+    ]
+    tail = Tail(engine.logs, engine.troubles)
+    engine.logs[2].write_text("KV checksum mismatch req=1\n")
+    engine.logs[0].write_text("KV checksum mismatch req=2\n")
+    assert heard(tail) == {"KV checksum mismatch": 2}
