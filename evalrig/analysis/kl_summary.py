@@ -151,12 +151,22 @@ def by_octave(kl: ArrayLike, position: ArrayLike, prompt: ArrayLike, alpha: floa
     index = cluster_index(prompt, values.size)
     if places.shape != values.shape or (places < 1).any():
         raise ValueError("`position`: expected one position per token, counted from 1")
-    octave = np.maximum(np.frexp(places - 1.0)[1], 1)
+    octave = octave_of(places.astype(np.float64))
     rows: list[OctaveRow] = []
     for power in np.unique(octave):
         here = octave == power
         mean, low, high = _limits(values[here], index[here], alpha)
-        stop = 1 << int(power)
-        start = 1 if stop == 2 else stop // 2 + 1
+        start, stop = octave_span(int(power))
         rows.append(OctaveRow(start=start, stop=stop, tokens=int(here.sum()), mean=mean, low=low, high=high))
     return rows
+
+
+def octave_of(position: FloatArray) -> IntArray:
+    """k for positions 2^(k-1)+1 .. 2^k, 1 for positions 1 and 2."""
+    return np.maximum(np.frexp(position - 1.0)[1], 1).astype(np.int64)
+
+
+def octave_span(power: int) -> tuple[int, int]:
+    """First and last position of octave k."""
+    stop = 1 << power
+    return (1 if stop == 2 else stop // 2 + 1), stop
