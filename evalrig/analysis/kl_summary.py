@@ -60,6 +60,37 @@ class OctaveRow:
     high: float
 
 
+LEVELS = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
+"""Quantiles that are printed; 1 is the largest value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantile:
+    """An order statistic of KL, nats, and whether it can be read."""
+
+    level: float
+    value: float
+    owners: int
+    """Prompts with a token at or above it."""
+
+    @property
+    def resolved(self) -> bool:
+        """At least 30 owners; else it is that of a few prompts: print "tail not resolved". Never true of the largest."""
+        return self.level < 1.0 and self.owners >= TAIL_PROMPTS
+
+
+def quantiles(kl: ArrayLike, prompt: ArrayLike, levels: tuple[float, ...] = LEVELS) -> tuple[Quantile, ...]:
+    """Quantiles of the values of all tokens [n], each with the prompt it belongs to; NaN and no tokens: ValueError."""
+    values = without_nan(kl, "kl")
+    if not values.size:
+        raise ValueError("`kl`: no tokens; the distance of nothing is not 0")
+    index = cluster_index(prompt, values.size)
+    largest = np.full(int(index.max()) + 1, -np.inf)
+    np.maximum.at(largest, index, values)
+    found = [(level, _quantile(values, level)) for level in levels]
+    return tuple(Quantile(level=level, value=at, owners=int((largest >= at).sum())) for level, at in found)
+
+
 def winsorise(values: FloatArray) -> FloatArray:
     """Infinite values set to the largest finite one (0 if there is none): never more than the values given."""
     infinite = np.isposinf(values)
