@@ -58,6 +58,25 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """The m ids of a block that only one side names, row by row."""
+
+    row: IntArray
+    """[m], rising."""
+    p: FloatArray
+    """[m], their probabilities on that side."""
+
+    def sums(self, values: FloatArray, rows: int) -> FloatArray:
+        """`values` [m] summed by row [rows]."""
+        return np.bincount(self.row, weights=values, minlength=rows)
+
+    def only(self, rows: BoolArray) -> "Alone":
+        """Those of the chosen rows [n], which are counted anew."""
+        kept, number = rows[self.row], np.cumsum(rows) - 1
+        return Alone(row=number[self.row[kept]], p=self.p[kept])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Aligned:
     """A block of n positions. p is the reference, q the candidate; [n, K] follows the reference's places."""
 
@@ -67,10 +86,9 @@ class Aligned:
     """[n, K], of the same ids, 0 where `p` is not shared."""
     log_ratio: FloatArray
     """[n, K], ln(p/q) of shared ids, else 0; +-inf where one side is 0, 0 where both are."""
-    p_alone: FloatArray
-    """[n, K], probabilities of ids that only the reference names, else 0."""
-    q_alone: FloatArray
-    """[n, K of the candidate]."""
+    p_alone: Alone
+    """Ids that only the reference names."""
+    q_alone: Alone
     tail_p: FloatArray
     """[n], mass outside the shared ids."""
     tail_q: FloatArray
@@ -85,28 +103,28 @@ def align(reference: TopK, candidate: TopK) -> Aligned:
     left_ids, log_p = _known(reference, "reference", NOBODY)
     right_ids, log_q = _known(candidate, "candidate", NOBODY - 1)
     place, taken = partners(left_ids, right_ids)
-    alone = place < 0
-    at = place + np.arange(0, log_q.size, log_q.shape[1])[:, None]
-    p_known, q_known = np.exp(log_p), np.exp(log_q)
+    alone, alone_q = np.flatnonzero(place < 0), np.flatnonzero(~taken)
+    place += np.arange(0, log_q.size, log_q.shape[1])[:, None]  # from here on in the flat array
+    shared_q = log_q.ravel().take(place, mode="clip")
+    shared_q.ravel()[alone] = -np.inf
+    p, q = np.exp(log_p), np.exp(shared_q)
     with np.errstate(invalid="ignore"):
-        log_ratio = log_p - log_q.ravel().take(at, mode="clip")
-    log_ratio[alone | np.isnan(log_ratio)] = 0.0  # NaN where neither side gives it any probability
-    q = q_known.ravel().take(at, mode="clip")
-    q[alone] = 0.0
-    p = p_known.copy()
-    p[alone] = 0.0
-    q_alone = q_known
-    q_alone[taken] = 0.0
+        log_ratio = log_p - shared_q
+    log_ratio.ravel()[alone] = 0.0
     caps = [known[:, : side.ids.shape[1]].min(axis=1) for known, side in ((log_p, reference), (log_q, candidate))]
+    if not np.isfinite(log_p).all():
+        log_ratio[np.isnan(log_ratio)] = 0.0  # neither side gives it any probability
+    p_alone = Alone(row=alone // log_p.shape[1], p=p.ravel()[alone])
+    p.ravel()[alone] = 0.0
     return Aligned(
         p=p,
         q=q,
         log_ratio=log_ratio,
-        p_alone=p_known - p,
-        q_alone=q_alone,
+        p_alone=p_alone,
+        q_alone=Alone(row=alone_q // log_q.shape[1], p=np.exp(log_q.ravel()[alone_q])),
         tail_p=np.maximum(1 - p.sum(axis=1), 0.0),
         tail_q=np.maximum(1 - q.sum(axis=1), 0.0),
-        shared=left_ids.shape[1] - np.count_nonzero(alone, axis=1).astype(np.int64),
+        shared=left_ids.shape[1] - np.bincount(alone // log_p.shape[1], minlength=len(log_p)),
         caps=np.maximum(np.exp(caps), CAP_FLOOR),
     )
 
@@ -129,7 +147,7 @@ def partners(left: Ids, right: Ids) -> tuple[IntArray, BoolArray]:
     code = code.reshape(len(left), width)[:, : left.shape[1]]
     taken = taken.reshape(len(right), width)[:, : right.shape[1]]
     place = code + (np.arange(left.shape[1]) - (NEAR + 1))
-    place[code == 0] = -1
+    np.copyto(place, -1, where=code == 0)
     _find_far(left, right, place, taken)
     return place, taken
 
@@ -175,9 +193,9 @@ def blocks(rows: int, width: int, entries: int) -> Iterator[slice]:
 
 
 def checked(logprobs: Logprobs, name: str) -> FloatArray:
-    """As float64; NaN and +inf raise ValueError."""
-    block = logprobs.astype(np.float64)
-    if not (block < np.inf).all():
+    """As float64, row by row in memory; NaN and +inf raise ValueError."""
+    block = logprobs.astype(np.float64, order="C")
+    if block.size and not block.max() < np.inf:  # of NaN, too, the largest is NaN
         raise ValueError(f"`{name}`: log-probabilities hold NaN or +inf")
     return block
 
