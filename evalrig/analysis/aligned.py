@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray
+from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray, sums_by
 
 Logprobs: TypeAlias = NDArray[np.floating[Any]]
 Ids: TypeAlias = NDArray[np.integer[Any]]
@@ -68,7 +68,7 @@ class Alone:
 
     def sums(self, values: FloatArray, rows: int) -> FloatArray:
         """`values` [m] summed by row [rows]."""
-        return np.bincount(self.row, weights=values, minlength=rows)
+        return sums_by(self.row, values, rows)
 
     def only(self, rows: BoolArray) -> "Alone":
         """Those of the chosen rows [n], which are counted anew."""

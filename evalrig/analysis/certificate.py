@@ -10,7 +10,7 @@ the environment does cancels). Two routes to a bound, from responses that the re
 
 A mean of values without an upper bound has no limit that is valid without assumptions, so the second route uses
 the t limit over prompts and is never more than `conditional`.
-Sources: Tsybakov, Introduction to Nonparametric Estimation, 2.4; Cover and Thomas, 2; stated anew in docs.
+Sources: Tsybakov, Introduction to Nonparametric Estimation, 2.4; Cover and Thomas, Elements of Information Theory, 2.
 """
 
 import math
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from evalrig.analysis.arrays import FloatArray, finite, probability, vector, without_nan
+from evalrig.analysis.arrays import FloatArray, finite, probability, sums_by, vector, without_nan
 from evalrig.analysis.betting import betting_interval
 from evalrig.analysis.clusters import cluster_index, cluster_sums, cluster_t
 from evalrig.analysis.kl_summary import winsorise
@@ -221,7 +221,7 @@ def summed(values: ArrayLike, part: ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Token values [n] summed by `part` (the response or step they belong to), and the number of tokens in each."""
     array = vector(values, "values")
     index = cluster_index(part, array.size)
-    return np.bincount(index, weights=array), np.bincount(index).astype(np.float64)
+    return sums_by(index, array), np.bincount(index).astype(np.float64)
 
 
 def _prompt_means(values: FloatArray, prompt: ArrayLike) -> FloatArray:

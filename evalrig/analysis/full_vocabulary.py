@@ -37,10 +37,10 @@ def full_distances(reference_logprobs: Logprobs, candidate_logprobs: Logprobs) -
         raise ValueError(
             f"`candidate_logprobs`: shape {candidate_logprobs.shape}, the reference's is {reference_logprobs.shape}"
         )
-    n = len(reference_logprobs)
+    n, vocabulary = reference_logprobs.shape
     kl, reverse, js, tv, entropy = (np.zeros(n) for _ in range(5))
     same = np.zeros(n, dtype=np.bool_)
-    for rows in blocks(*reference_logprobs.shape, BLOCK_ENTRIES):
+    for rows in blocks(n, vocabulary, BLOCK_ENTRIES):
         log_p, log_q = checked(reference_logprobs[rows], "reference"), checked(candidate_logprobs[rows], "candidate")
         p, q = np.exp(log_p), np.exp(log_q)
         with np.errstate(invalid="ignore"):

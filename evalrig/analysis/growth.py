@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from evalrig.analysis.arrays import FloatArray, without_nan
+from evalrig.analysis.arrays import FloatArray, sums_by, without_nan
 from evalrig.analysis.clusters import cluster_index, cluster_t
 from evalrig.analysis.kl_summary import octave_of, octave_span, winsorise
 from evalrig.analysis.paired import MIN_CLUSTERS
@@ -66,7 +66,7 @@ def position_growth(kl: ArrayLike, position: ArrayLike, prompt: ArrayLike, alpha
     index, places = cluster_index(prompt, values.size), _positions(position, values.size)
     x, y = line_points(winsorise(values), places)
     parts = (np.ones_like(x), x, y, x * x, x * y)
-    n, sx, sy, sxx, sxy = (np.bincount(index, weights=part) for part in parts)
+    n, sx, sy, sxx, sxy = (sums_by(index, part) for part in parts)
     return growth(LineSums(n=n, x=sx, y=sy, xx=sxx, xy=sxy), alpha)
 
 
@@ -110,7 +110,7 @@ def octave_ratio(kl: ArrayLike, position: ArrayLike, prompt: ArrayLike, alpha: f
         return None
     shape = (int(index.max()) + 1, int(octave.max()) + 1)
     code = index * shape[1] + octave
-    sums = np.bincount(code, weights=values, minlength=shape[0] * shape[1]).reshape(shape)
+    sums = sums_by(code, values, shape[0] * shape[1]).reshape(shape)
     sizes = np.bincount(code, minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
     return ratio_of_octaves(sums, sizes, alpha)
 

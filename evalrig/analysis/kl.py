@@ -145,8 +145,9 @@ def full_kl(reference_logprobs: Logprobs, candidate_logprobs: Logprobs) -> Float
         raise ValueError(
             f"`candidate_logprobs`: shape {candidate_logprobs.shape}, the reference's is {reference_logprobs.shape}"
         )
-    out = np.zeros(len(reference_logprobs))
-    for rows in blocks(*reference_logprobs.shape, BLOCK_ENTRIES):
+    n, vocabulary = reference_logprobs.shape
+    out = np.zeros(n)
+    for rows in blocks(n, vocabulary, BLOCK_ENTRIES):
         lp, lq = checked(reference_logprobs[rows], "reference"), checked(candidate_logprobs[rows], "candidate")
         p = np.exp(lp)
         with np.errstate(invalid="ignore"):
@@ -187,7 +188,7 @@ def audit(reference_full: Logprobs, candidate_full: Logprobs, k: int) -> Audit:
 def row_faults(logprobs: Logprobs, full: bool, tolerance: float = 1e-3) -> RowFaults:
     """Count broken rows of top-K lists [n, K], or of whole vocabularies [n, V] with `full`. Raises nothing on them."""
     non_finite = over_unity = unsorted = 0
-    for rows in blocks(*logprobs.shape, BLOCK_ENTRIES):
+    for rows in blocks(len(logprobs), logprobs.shape[1], BLOCK_ENTRIES):
         block = logprobs[rows].astype(np.float64)
         readable = (block < np.inf).all(axis=1) & np.isfinite(block).any(axis=1)
         block = block[readable]

@@ -5,13 +5,13 @@ Groups that stand out are hints where to look, never a verdict.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from evalrig.analysis.arrays import FloatArray, IntArray, finite, without_nan
+from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray, finite, sums_by, without_nan
 from evalrig.analysis.clusters import cluster_index, holm
 from evalrig.analysis.kl_summary import winsorise
 from evalrig.analysis.paired import MIN_CLUSTERS
@@ -53,7 +53,7 @@ def by_group(
         return ()
     shape = (int(index.max()) + 1, len(names) + 1)
     flat = index * shape[1] + np.where(code < 0, len(names), code)
-    sums = np.bincount(flat, weights=values, minlength=shape[0] * shape[1]).reshape(shape)
+    sums = sums_by(flat, values, shape[0] * shape[1]).reshape(shape)
     sizes = np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
     return group_rows(sums, sizes, names, alpha)
 
@@ -88,9 +88,8 @@ def group_rows(sums: FloatArray, sizes: FloatArray, names: Sequence[str], alpha:
 def _adjusted(rows: list[GroupRow]) -> tuple[GroupRow, ...]:
     if not rows:
         return ()
-    plain = [{name: getattr(row, name) for name in GroupRow.__slots__} for row in rows]
-    pairs = zip(plain, holm([row.p for row in rows]), strict=True)
-    return tuple(GroupRow(**{**fields, "p_holm": float(p)}) for fields, p in pairs)
+    adjusted = holm([row.p for row in rows])
+    return tuple(replace(row, p_holm=float(p)) for row, p in zip(rows, adjusted, strict=True))
 
 
 def _influence(sums: FloatArray, sizes: FloatArray) -> tuple[float, FloatArray]:
@@ -100,7 +99,7 @@ def _influence(sums: FloatArray, sizes: FloatArray) -> tuple[float, FloatArray]:
     return mean, correction * (sums - mean * sizes) / sizes.sum()
 
 
-def _limits(mean: float, influence: FloatArray, owns: FloatArray | np.ndarray, alpha: float) -> tuple[float, float]:
+def _limits(mean: float, influence: FloatArray, owns: BoolArray, alpha: float) -> tuple[float, float]:
     prompts = int(np.count_nonzero(owns))
     if prompts < 2:
         return -math.inf, math.inf
@@ -109,7 +108,7 @@ def _limits(mean: float, influence: FloatArray, owns: FloatArray | np.ndarray, a
 
 
 def _against(
-    mean: float, influence: FloatArray, rest: FloatArray, rest_size: FloatArray, owns: np.ndarray
+    mean: float, influence: FloatArray, rest: FloatArray, rest_size: FloatArray, owns: BoolArray
 ) -> tuple[float, float]:
     """Difference to the rest and its p-value; prompts that own both keep their covariance."""
     if not rest_size.any():

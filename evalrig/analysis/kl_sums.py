@@ -287,9 +287,9 @@ class StreamSums:
         starts = [0, *edges, len(ENTROPIES)]
         sums, sizes = self._entropies.filled(largest), self._entropies.sizes
         parts = list(pairwise(starts))
-        by_quartile = [np.stack([table[:, a:b].sum(axis=1) for a, b in parts], axis=1) for table in (sums, sizes)]
-        limits = [float(np.append(ENTROPIES, np.inf)[edge]) for edge in edges]
-        return group_rows(*by_quartile, quartile_names([min(limit, 12.0) for limit in limits]), alpha)
+        sums, sizes = (np.stack([table[:, a:b].sum(axis=1) for a, b in parts], axis=1) for table in (sums, sizes))
+        limits = [float(ENTROPIES[min(edge, len(ENTROPIES) - 1)]) for edge in edges]
+        return group_rows(sums, sizes, quartile_names(limits), alpha)
 
     def _worst_prompts(self) -> tuple[WorstPrompt, ...]:
         cells = self._means[0]

@@ -37,17 +37,24 @@ def drawn(seed=0, n=6000, prompts=60):
     )
 
 
+def labels(chunk):
+    """Class and given logprobs, which `drawn` always sets."""
+    parts = chunk.token_class, chunk.reference_logprob, chunk.candidate_logprob
+    assert all(part is not None for part in parts)
+    return tuple(np.asarray(part) for part in parts)
+
+
 def cut(chunk, sizes):
     """The same positions in several chunks."""
     start = 0
     for size in sizes:
         rows = slice(start, start + size)
-        labels = ("prompt", "position", "token_class", "reference_logprob", "candidate_logprob")
+        names = ("prompt", "position", "token_class", "reference_logprob", "candidate_logprob")
         yield replace(
             chunk,
             reference=chunk.reference.block(rows),
             candidate=chunk.candidate.block(rows),
-            **{name: getattr(chunk, name)[rows] for name in labels if getattr(chunk, name) is not None},
+            **{name: getattr(chunk, name)[rows] for name in names},
         )
         start += size
 
@@ -82,7 +89,7 @@ def test_maps_agree_with_all_at_once():
     assert found.by_position.ratio == _near(octave_ratio(kl, chunk.position, chunk.prompt))
     for here, there in zip(found.by_position.octaves, by_octave(kl, chunk.position, chunk.prompt), strict=True):
         assert here == _near(there)
-    for here, there in zip(found.classes, by_group(kl, chunk.token_class, NAMES, chunk.prompt), strict=True):
+    for here, there in zip(found.classes, by_group(kl, labels(chunk)[0], NAMES, chunk.prompt), strict=True):
         assert here == _near(there)
     assert [row.name for row in found.classes] == list(NAMES)
 
@@ -101,7 +108,8 @@ class _near:
             for name in type(other).__slots__
         )
 
-    __hash__ = None
+    def __hash__(self):
+        return 0
 
 
 def test_means_of_all_measures():
@@ -111,7 +119,7 @@ def test_means_of_all_measures():
     assert list(found) == list(MEASURES)
     for name in MEASURES[:8]:
         assert found[name].mean == pytest.approx(float(getattr(each, name).mean()), rel=1e-9)
-    mean, rms = delta_p(chunk.reference_logprob, chunk.candidate_logprob)
+    mean, rms = delta_p(*labels(chunk)[1:])
     assert found["delta_p"].mean == pytest.approx(mean, rel=1e-6)
     assert math.sqrt(found["delta_p_square"].mean) == pytest.approx(rms, rel=1e-6)
     assert found["entropy_low"].mean == pytest.approx(float(list_entropy(chunk.reference).mean()))
@@ -152,7 +160,7 @@ def test_broken_positions_are_left_out_and_counted():
     chunk = drawn(6)
     broken = chunk.reference.logprobs.copy()
     broken[5, 3], broken[4000, 0], broken[4001] = math.nan, math.inf, -math.inf
-    given = chunk.candidate_logprob.copy()
+    given = labels(chunk)[2].copy()
     given[17] = math.nan
     found = analyse(
         cut(replace(chunk, reference=replace(chunk.reference, logprobs=broken), candidate_logprob=given), [3000, 3000]),
@@ -180,7 +188,7 @@ def test_infinite_values_are_kept():
     assert {token.row for token in found.worst_tokens[:2]} == {50, 3100}
     assert found.by_position.growth == _near(position_growth(kl, chunk.position, chunk.prompt))
     assert found.by_position.ratio is None
-    for here, there in zip(found.classes, by_group(kl, chunk.token_class, NAMES, chunk.prompt), strict=True):
+    for here, there in zip(found.classes, by_group(kl, labels(chunk)[0], NAMES, chunk.prompt), strict=True):
         assert here == _near(there)
     for here, there in zip(found.by_position.octaves, by_octave(kl, chunk.position, chunk.prompt), strict=True):
         assert (here.mean, here.high) == pytest.approx((there.mean, there.high), rel=1e-9)

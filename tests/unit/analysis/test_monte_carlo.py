@@ -47,17 +47,17 @@ def test_the_same_model_is_at_exactly_zero():
 
 
 @pytest.mark.parametrize(
-    ("how", "word"),
+    ("drawn", "word"),
     [
-        ({"temperature": 0.0}, "temperature"),
-        ({"temperature": 0.6}, "temperature"),
-        ({"truncated": True}, "truncated"),
-        ({"raw": False}, "raw"),
+        (Drawn(temperature=0.0, truncated=False, raw=True), "temperature 0"),
+        (Drawn(temperature=0.6, truncated=False, raw=True), "temperature 0.6"),
+        (Drawn(temperature=1.0, truncated=True, raw=True), "truncated"),
+        (Drawn(temperature=1.0, truncated=False, raw=False), "raw"),
     ],
 )
-def test_tokens_drawn_otherwise_are_refused(how, word):
+def test_tokens_drawn_otherwise_are_refused(drawn, word):
     with pytest.raises(ValueError, match=word):
-        monte_carlo([-1.0], [-1.0], [0], Drawn(**{"temperature": 1.0, "truncated": False, "raw": True, **how}))
+        monte_carlo([-1.0], [-1.0], [0], drawn)
 
 
 def test_tokens_drawn_at_another_temperature_show_in_the_self_check():

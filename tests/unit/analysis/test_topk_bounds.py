@@ -104,6 +104,17 @@ def test_the_truth_lies_between(seed, k, spread, noise, ruled_out):
 
 
 @quick
+@given(st.integers(0, 10**6), st.sampled_from([5, 20]), st.integers(0, 2))
+def test_swapping_the_sides_swaps_the_bounds(seed, k, ruled_out):
+    _, _, reference, candidate = truth_and_bounds(seed, k, 2.0, 0.3, ruled_out)
+    one, other = bounds(reference, candidate), bounds(candidate, reference)
+    for name in ("tv_low", "tv_high", "js_low", "js_high"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-12)
+    assert one.kl_low == pytest.approx(other.reverse_low, abs=1e-12)
+    assert one.tail_reference == pytest.approx(other.tail_candidate, abs=1e-12)
+
+
+@quick
 @given(st.integers(0, 10**6))
 def test_a_list_of_the_whole_vocabulary_leaves_nothing_open(seed):
     rng = np.random.default_rng(seed)
@@ -154,8 +165,9 @@ def test_ids_asked_for_besides_sharpen_the_bounds():
     assert found.kl_low[0] > before.kl_low[0]
     assert found.tv_high[0] - found.tv_low[0] < before.tv_high[0] - before.tv_low[0]
     # what both sides say of the sampled token
-    both = [one([1, 2], [0.6, 0.2], extra_ids=[7], extra_logprobs=[math.log(x)]) for x in (0.02, 0.04)]
-    assert bounds(*both).tail_candidate[0] == pytest.approx(1 - 0.84)
+    given = one([1, 2], [0.6, 0.2], extra_ids=[7], extra_logprobs=[math.log(0.02)])
+    again = one([1, 2], [0.6, 0.2], extra_ids=[7], extra_logprobs=[math.log(0.04)])
+    assert bounds(given, again).tail_candidate[0] == pytest.approx(1 - 0.84)
     with pytest.raises(ValueError, match="twice"):
         bounds(one([1, 2], [0.6, 0.2], extra_ids=[7, 7], extra_logprobs=[-3.0, -3.0]), plain)
 
