@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from evalrig.analysis.aligned import LIST_ENTRIES, TopK, align, blocks, check_pair, same_top
 from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray
-from evalrig.analysis.kl_sums import MEASURES, StreamResult, StreamSums
+from evalrig.analysis.kl_sums import FROM_LISTS, MEASURES, StreamResult, StreamSums
 from evalrig.analysis.topk_bounds import aligned_bounds, entropy_rows
 
 __all__ = ["MEASURES", "Chunk", "Measured", "StreamResult", "analyse", "measure"]
@@ -44,7 +44,7 @@ class Measured:
     """The readable positions of one chunk, measured."""
 
     values: FloatArray
-    """[measures, m], see `MEASURES`."""
+    """[measures, m], see `MEASURES`; without the last two where the chunk has no given logprobs."""
     prompt: IntArray
     position: FloatArray
     token_class: IntArray
@@ -92,7 +92,8 @@ def measure(chunk: Chunk, prompts: int, classes: int) -> Measured:
     kept = np.flatnonzero(_readable(chunk))
     whole = len(kept) == n
     reference, candidate = (side if whole else _rows_of(side, kept) for side in (chunk.reference, chunk.candidate))
-    values = np.zeros((len(MEASURES), len(kept)))
+    given = chunk.reference_logprob is not None and chunk.candidate_logprob is not None
+    values = np.zeros((len(MEASURES) if given else FROM_LISTS, len(kept)))
     for rows in blocks(len(kept), reference.width + candidate.width, LIST_ENTRIES):
         left, right = reference.block(rows), candidate.block(rows)
         found = aligned_bounds(align(left, right))
@@ -101,8 +102,8 @@ def measure(chunk: Chunk, prompts: int, classes: int) -> Measured:
         values[8, rows] = same_top(left, right)
         values[9, rows] = entropy_rows(left.logprobs.astype(np.float64))
     if chunk.reference_logprob is not None and chunk.candidate_logprob is not None:
-        given = (np.exp(x[kept].astype(np.float64)) for x in (chunk.candidate_logprob, chunk.reference_logprob))
-        values[10] = next(given) - next(given)
+        p, q = (np.exp(x[kept].astype(np.float64)) for x in (chunk.reference_logprob, chunk.candidate_logprob))
+        values[10] = q - p
         values[11] = values[10] ** 2
     group = np.full(n, -1) if chunk.token_class is None else chunk.token_class
     return Measured(

@@ -37,7 +37,10 @@ MEASURES = (
     "delta_p",
     "delta_p_square",
 )
-"""Of each position; see `topk_bounds`. `delta_p` is q - p of the given token, 0 where that was not given."""
+"""Of each position; see `topk_bounds`. The last two, of the given token, only where its logprobs came with the chunk."""
+
+FROM_LISTS = 10
+"""So many of `MEASURES` every chunk has."""
 
 WORST = 10
 
@@ -93,6 +96,7 @@ class StreamResult:
     summary: KlSummary
     quantiles: tuple[Quantile, ...]
     means: tuple[MeanRow, ...]
+    """Of the measures that some chunk had, in the order of `MEASURES`."""
     by_position: ByPosition
     classes: tuple[GroupRow, ...]
     entropies: tuple[GroupRow, ...]
@@ -150,11 +154,11 @@ class StreamSums:
         self._rows = self._readable = 0
 
     def add(self, values: FloatArray, prompt: IntArray, position: FloatArray, token_class: IntArray) -> None:
-        """Add positions: values [measures, n], and the labels of each."""
+        """Add positions: values [measures, n], all or the first `FROM_LISTS`, and the labels of each."""
         kl = values[0]
         if not kl.size:
             return
-        for at, (cells, row) in enumerate(zip(self._means, values, strict=True)):
+        for at, (cells, row) in enumerate(zip(self._means, values, strict=False)):
             infinite = np.isposinf(row)
             any_infinite = bool(infinite.any())
             cells.add(prompt, 0, row, infinite if any_infinite else None)
@@ -201,7 +205,7 @@ class StreamSums:
         return StreamResult(
             summary=self._summary(alpha),
             quantiles=tuple(self._quantile(level) for level in LEVELS),
-            means=tuple(self._mean(at, alpha) for at in range(len(MEASURES))),
+            means=tuple(self._mean(at, alpha) for at, cells in enumerate(self._means) if cells.sizes.any()),
             by_position=ByPosition(
                 octaves=tuple(self._octave_rows(largest, alpha)),
                 growth=growth(self._line_sums(largest), alpha),

@@ -124,6 +124,8 @@ def test_means_of_all_measures():
     assert math.sqrt(found["delta_p_square"].mean) == pytest.approx(rms, rel=1e-6)
     assert found["entropy_low"].mean == pytest.approx(float(list_entropy(chunk.reference).mean()))
     assert 0.5 < found["top1_same"].mean < 1
+    bare = replace(chunk, reference_logprob=None, candidate_logprob=None)
+    assert [row.name for row in analyse([bare], 60, NAMES).means] == list(MEASURES[:10])  # unknown is not 0
 
 
 def test_quartiles_of_entropy_part_the_tokens_about_evenly():
