@@ -30,7 +30,7 @@ def test_known_answers():
 
 
 def test_the_table_of_drops():
-    """stats.md, 3.6; rows p_ref, columns D."""
+    """Worked beforehand with a solver; rows are the reference's rate, columns D."""
     table = {
         0.5: [0.0071, 0.0100, 0.0223, 0.0704, 0.213, 0.398],
         0.9: [0.0043, 0.0061, 0.0139, 0.0477, 0.182, 0.475],

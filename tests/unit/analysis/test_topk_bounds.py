@@ -34,7 +34,7 @@ def lists(logprobs, k):
 
 
 def test_known_answers():
-    """stats.md, 3.6: lists that differ in one id, and the same ids on both sides."""
+    """Worked by hand: lists that differ in one id, and the same ids on both sides."""
     p, q = one([1, 2, 3], [0.6, 0.2, 0.1]), one([1, 2, 9], [0.5, 0.28, 0.12])
     found = bounds(p, q)
     assert found.kl_low[0] == pytest.approx(0.0230365, abs=1e-7)
