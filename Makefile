@@ -38,6 +38,7 @@ lock: setup
 bench: setup fetch
 	python benchmarks/refengine.py
 	python benchmarks/llama_cpp.py
+	python benchmarks/kl.py
 
 setup: $(BIN)/.ready
 $(BIN)/.ready: constraints.txt pyproject.toml

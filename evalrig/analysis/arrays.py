@@ -10,6 +10,11 @@ IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 
 
+def sums_by(index: IntArray, weights: FloatArray, length: int = 0) -> FloatArray:
+    """`weights` [n] summed by `index` 0..; as long as the largest index asks, or `length`."""
+    return np.bincount(index, weights=weights, minlength=length).astype(np.float64, copy=False)
+
+
 def vector(values: ArrayLike, name: str) -> FloatArray:
     """`values` as a one-dimensional float64 array; ValueError when it has another shape."""
     array = np.asarray(values, dtype=np.float64)

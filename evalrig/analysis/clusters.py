@@ -57,8 +57,13 @@ def cluster_t(values: ArrayLike, cluster: ArrayLike | None, alpha: float = 0.05)
     Source: Cameron and Miller 2015; Miller 2024, arXiv 2411.00640. Raises ValueError on non-finite values.
     """
     array = finite(values, "values")
-    probability(alpha, "alpha")
     sums, sizes = cluster_sums(array, cluster)
+    return sums_t(sums, sizes, float(np.abs(array).max()), alpha)
+
+
+def sums_t(sums: FloatArray, sizes: FloatArray, largest: float, alpha: float = 0.05) -> ClusterT:
+    """`cluster_t` from each cluster's sum and size, both [G], sizes above 0; `largest` is the largest |value|."""
+    probability(alpha, "alpha")
     clusters, estimate = len(sums), float(sums.sum() / sizes.sum())
     informative = _informative(sums, sizes)
     if clusters < 2:
@@ -66,8 +71,8 @@ def cluster_t(values: ArrayLike, cluster: ArrayLike | None, alpha: float = 0.05)
             estimate=estimate, se=math.inf, df=0, low=-math.inf, high=math.inf, clusters=1, informative=informative
         )
     squares = float(np.sum((sums - estimate * sizes) ** 2))
-    se = math.sqrt(clusters / (clusters - 1) * squares) / array.size
-    if se <= 1e-12 * float(np.abs(array).max()):
+    se = math.sqrt(clusters / (clusters - 1) * squares) / float(sizes.sum())
+    if se <= 1e-12 * largest:
         se = 0.0  # what is left is rounding: equal values must read as "no variation", not as a tiny error
     reach = -float(special.stdtrit(clusters - 1, alpha)) * se
     return ClusterT(

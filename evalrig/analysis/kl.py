@@ -4,13 +4,23 @@ Log-probabilities are natural, of the full softmax at temperature 1, stored as f
 blocks of rows so that memory stays bounded. `-inf` is a probability of 0; NaN and +inf are broken and raise ValueError.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from evalrig.analysis.aligned import (
+    BLOCK_ENTRIES,
+    LIST_ENTRIES,
+    Aligned,
+    Ids,
+    Logprobs,
+    TopK,
+    align,
+    blocks,
+    check_pair,
+    checked,
+    same_top,
+)
 from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray
 from evalrig.analysis.kl_excess import Excess, KlLevels, excess
 from evalrig.analysis.kl_summary import KlSummary, KlTail, OctaveRow, by_octave, delta_p, summary
@@ -36,16 +46,11 @@ __all__ = [
     "truncate",
 ]
 
-Logprobs: TypeAlias = NDArray[np.floating[Any]]
-Ids: TypeAlias = NDArray[np.integer[Any]]
-
 ALARM = -1e-4
 """A KL below this is no rounding: the two lists do not belong to the same position, or are not log-probabilities."""
 
 TAIL_RESOLUTION = 1e-6
 """Added to both tail masses: about what float32 log-probabilities of a whole list resolve of 1 - sum(p)."""
-
-BLOCK_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +103,10 @@ def merged_bucket(
     A shared id to which the candidate gives probability 0 and the reference does not makes it +inf. Order within a
     row does not matter; a repeated id raises ValueError. Source: Cover and Thomas, Elements of Information Theory, 2.
     """
-    _check_lists(reference_ids, reference_logprobs, "reference")
-    _check_lists(candidate_ids, candidate_logprobs, "candidate")
-    n = len(reference_ids)
-    if len(candidate_ids) != n:
-        raise ValueError(f"`candidate_ids`: {len(candidate_ids)} rows for {n} of the reference")
+    reference = TopK(ids=reference_ids, logprobs=reference_logprobs)
+    candidate = TopK(ids=candidate_ids, logprobs=candidate_logprobs)
+    check_pair(reference, candidate)
+    n = len(reference)
     out = RowDistances(
         kl=np.zeros(n),
         tail_reference=np.zeros(n),
@@ -110,52 +114,29 @@ def merged_bucket(
         top1_same=np.zeros(n, dtype=np.bool_),
         shared=np.zeros(n, dtype=np.int64),
     )
-    for rows in _blocks(n, reference_ids.shape[1] + candidate_ids.shape[1]):
-        ids = (reference_ids[rows], candidate_ids[rows])
-        lp, lq = _checked(reference_logprobs[rows], "reference"), _checked(candidate_logprobs[rows], "candidate")
-        _merge(ids, lp, lq, out, rows)
-        out.top1_same[rows] = _top(ids[0], lp) == _top(ids[1], lq)
+    for rows in blocks(n, reference.width + candidate.width, LIST_ENTRIES):
+        pair = align(reference.block(rows), candidate.block(rows))
+        out.kl[rows] = merged_kl(pair)
+        out.tail_reference[rows], out.tail_candidate[rows] = pair.tail_p, pair.tail_q
+        out.shared[rows] = pair.shared
+        out.top1_same[rows] = same_top(reference.block(rows), candidate.block(rows))
     return out
 
 
-def _merge(ids: tuple[Ids, Ids], lp: FloatArray, lq: FloatArray, out: RowDistances, rows: slice) -> None:
-    row, left, right = _shared(*ids)
-    log_p, log_q = lp[row, left], lq[row, right]
-    p, q = np.exp(log_p), np.exp(log_q)
+def merged_kl(pair: Aligned, reverse: bool = False) -> FloatArray:
+    """`merged_bucket` of lists that are side by side already [n]; with `reverse`, of KL(candidate || reference)."""
+    p, ratio = (pair.q, -pair.log_ratio) if reverse else (pair.p, pair.log_ratio)
+    tails = (pair.tail_q, pair.tail_p) if reverse else (pair.tail_p, pair.tail_q)
+    smooth_p, smooth_q = (tail + TAIL_RESOLUTION for tail in tails)
+    return weighted(p, ratio) + smooth_p * np.log(smooth_p / smooth_q)
+
+
+def weighted(p: FloatArray, log_ratio: FloatArray) -> FloatArray:
+    """Sum of p ln(p/q) over each row; what p rules out weighs nothing, whatever its ratio."""
     with np.errstate(invalid="ignore"):
-        terms = np.where(p > 0, p * (log_p - log_q), 0.0)
-    n = len(lp)
-    core, mass_p, mass_q = (np.bincount(row, weights=x, minlength=n) for x in (terms, p, q))
-    tail_p, tail_q = np.maximum(1 - mass_p, 0.0), np.maximum(1 - mass_q, 0.0)
-    smooth_p, smooth_q = tail_p + TAIL_RESOLUTION, tail_q + TAIL_RESOLUTION
-    out.kl[rows] = core + smooth_p * np.log(smooth_p / smooth_q)
-    out.tail_reference[rows], out.tail_candidate[rows] = tail_p, tail_q
-    out.shared[rows] = np.bincount(row, minlength=n)
-
-
-def _shared(left: Ids, right: Ids) -> tuple[IntArray, IntArray, IntArray]:
-    """Row, place in `left` and place in `right` of every id that a row names on both sides, ordered by row and id.
-
-    One sort of (id, place) packed into single integers: sorting plain integers is several times faster than argsort.
-    """
-    width = left.shape[1] + right.shape[1]
-    bits = int(width).bit_length()
-    packed = (np.concatenate([left, right], axis=1).astype(np.int64) << bits) | np.arange(width)
-    packed.sort(axis=1)
-    ids, place = packed >> bits, packed & ((1 << bits) - 1)
-    equal = ids[:, 1:] == ids[:, :-1]
-    first, second = place[:, :-1], place[:, 1:]
-    split = left.shape[1]
-    repeated = equal & ((first < split) == (second < split))
-    if repeated.any():
-        raise ValueError(f"`ids`: {int(repeated.any(axis=1).sum())} rows name the same id twice")
-    row, column = np.nonzero(equal)
-    return row, first[row, column], second[row, column] - split
-
-
-def _top(ids: Ids, logprobs: FloatArray) -> IntArray:
-    at_top = logprobs == logprobs.max(axis=1, keepdims=True)
-    return np.where(at_top, ids.astype(np.int64), np.iinfo(np.int64).max).min(axis=1)
+        terms = p * log_ratio
+    terms[p == 0] = 0.0
+    return terms.sum(axis=1)
 
 
 def full_kl(reference_logprobs: Logprobs, candidate_logprobs: Logprobs) -> FloatArray:
@@ -164,9 +145,10 @@ def full_kl(reference_logprobs: Logprobs, candidate_logprobs: Logprobs) -> Float
         raise ValueError(
             f"`candidate_logprobs`: shape {candidate_logprobs.shape}, the reference's is {reference_logprobs.shape}"
         )
-    out = np.zeros(len(reference_logprobs))
-    for rows in _blocks(*reference_logprobs.shape):
-        lp, lq = _checked(reference_logprobs[rows], "reference"), _checked(candidate_logprobs[rows], "candidate")
+    n, vocabulary = reference_logprobs.shape
+    out = np.zeros(n)
+    for rows in blocks(n, vocabulary, BLOCK_ENTRIES):
+        lp, lq = checked(reference_logprobs[rows], "reference"), checked(candidate_logprobs[rows], "candidate")
         p = np.exp(lp)
         with np.errstate(invalid="ignore"):
             out[rows] = np.where(p > 0, p * (lp - lq), 0.0).sum(axis=1)
@@ -179,7 +161,7 @@ def truncate(logprobs: Logprobs, k: int) -> tuple[IntArray, Logprobs]:
     if not 1 <= k <= vocabulary:
         raise ValueError(f"`k`: {k!r}, expected 1 to {vocabulary}")
     ids = np.empty((n, k), dtype=np.int64)
-    for rows in _blocks(n, vocabulary):
+    for rows in blocks(n, vocabulary, BLOCK_ENTRIES):
         block = -logprobs[rows]
         some = np.argpartition(block, k - 1, axis=1)[:, :k]
         order = np.argsort(np.take_along_axis(block, some, axis=1), axis=1, kind="stable")
@@ -206,7 +188,7 @@ def audit(reference_full: Logprobs, candidate_full: Logprobs, k: int) -> Audit:
 def row_faults(logprobs: Logprobs, full: bool, tolerance: float = 1e-3) -> RowFaults:
     """Count broken rows of top-K lists [n, K], or of whole vocabularies [n, V] with `full`. Raises nothing on them."""
     non_finite = over_unity = unsorted = 0
-    for rows in _blocks(*logprobs.shape):
+    for rows in blocks(len(logprobs), logprobs.shape[1], BLOCK_ENTRIES):
         block = logprobs[rows].astype(np.float64)
         readable = (block < np.inf).all(axis=1) & np.isfinite(block).any(axis=1)
         block = block[readable]
@@ -217,23 +199,3 @@ def row_faults(logprobs: Logprobs, full: bool, tolerance: float = 1e-3) -> RowFa
         if not full:
             unsorted += int((block[:, 1:] > block[:, :-1]).any(axis=1).sum())
     return RowFaults(non_finite=non_finite, over_unity=over_unity, unsorted=unsorted)
-
-
-def _blocks(rows: int, width: int) -> Iterator[slice]:
-    step = max(1, BLOCK_ENTRIES // max(width, 1))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
-
-
-def _checked(logprobs: Logprobs, name: str) -> FloatArray:
-    block = logprobs.astype(np.float64)
-    if not (block < np.inf).all():
-        raise ValueError(f"`{name}`: log-probabilities hold NaN or +inf")
-    return block
-
-
-def _check_lists(ids: Ids, logprobs: Logprobs, name: str) -> None:
-    if ids.ndim != 2 or ids.shape != logprobs.shape or ids.shape[1] < 1:
-        raise ValueError(f"`{name}`: ids of shape {ids.shape} do not go with logprobs of shape {logprobs.shape}")
-    if ids.size and int(ids.min()) < 0:
-        raise ValueError(f"`{name}`: negative ids; leave positions without a full list out")

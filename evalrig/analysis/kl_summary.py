@@ -60,6 +60,37 @@ class OctaveRow:
     high: float
 
 
+LEVELS = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
+"""Quantiles that are printed; 1 is the largest value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantile:
+    """An order statistic of KL, nats, and whether it can be read."""
+
+    level: float
+    value: float
+    owners: int
+    """Prompts with a token at or above it."""
+
+    @property
+    def resolved(self) -> bool:
+        """At least 30 owners; else it is that of a few prompts: print "tail not resolved". Never true of the largest."""
+        return self.level < 1.0 and self.owners >= TAIL_PROMPTS
+
+
+def quantiles(kl: ArrayLike, prompt: ArrayLike, levels: tuple[float, ...] = LEVELS) -> tuple[Quantile, ...]:
+    """Quantiles of the values of all tokens [n], each with the prompt it belongs to; NaN and no tokens: ValueError."""
+    values = without_nan(kl, "kl")
+    if not values.size:
+        raise ValueError("`kl`: no tokens; the distance of nothing is not 0")
+    index = cluster_index(prompt, values.size)
+    largest = np.full(int(index.max()) + 1, -np.inf)
+    np.maximum.at(largest, index, values)
+    found = [(level, _quantile(values, level)) for level in levels]
+    return tuple(Quantile(level=level, value=at, owners=int((largest >= at).sum())) for level, at in found)
+
+
 def winsorise(values: FloatArray) -> FloatArray:
     """Infinite values set to the largest finite one (0 if there is none): never more than the values given."""
     infinite = np.isposinf(values)
@@ -151,12 +182,22 @@ def by_octave(kl: ArrayLike, position: ArrayLike, prompt: ArrayLike, alpha: floa
     index = cluster_index(prompt, values.size)
     if places.shape != values.shape or (places < 1).any():
         raise ValueError("`position`: expected one position per token, counted from 1")
-    octave = np.maximum(np.frexp(places - 1.0)[1], 1)
+    octave = octave_of(places.astype(np.float64))
     rows: list[OctaveRow] = []
     for power in np.unique(octave):
         here = octave == power
         mean, low, high = _limits(values[here], index[here], alpha)
-        stop = 1 << int(power)
-        start = 1 if stop == 2 else stop // 2 + 1
+        start, stop = octave_span(int(power))
         rows.append(OctaveRow(start=start, stop=stop, tokens=int(here.sum()), mean=mean, low=low, high=high))
     return rows
+
+
+def octave_of(position: FloatArray) -> IntArray:
+    """k for positions 2^(k-1)+1 .. 2^k, 1 for positions 1 and 2."""
+    return np.maximum(np.frexp(position - 1.0)[1], 1).astype(np.int64)
+
+
+def octave_span(power: int) -> tuple[int, int]:
+    """First and last position of octave k."""
+    stop = 1 << power
+    return (1 if stop == 2 else stop // 2 + 1), stop

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from evalrig.analysis.kl import excess
+from evalrig.analysis.kl import excess, merged_bucket, truncate
 from evalrig.analysis.paired import cluster_t
 
 
@@ -61,6 +61,27 @@ def test_interval_covers_the_true_excess(floor_prompts):
         found = excess(candidate.ravel(), prompt, *part(floor, prompt, floor_prompts), 0.05, 0.05)
         covered.append(found.low <= 0.015 <= found.high)
     assert 0.84 <= np.mean(covered) <= 0.96
+
+
+def test_a_reference_against_itself_has_no_excess():
+    """200 studies of one model whose every run moves the logits by seeded noise, scored through top-20 lists."""
+    studies, prompts, tokens, vocabulary = 200, 30, 10, 40
+    rng = np.random.default_rng(16)
+    rows = studies * prompts * tokens
+    logits = rng.normal(0, 2, (rows, vocabulary))
+    level = np.repeat(np.exp(rng.normal(-2.5, 0.7, studies * prompts)), tokens)[:, None]  # some prompts are noisier
+
+    def run():
+        moved = logits + level * rng.standard_normal(logits.shape)
+        return truncate(moved - np.log(np.exp(moved).sum(axis=1, keepdims=True)), 20)
+
+    reference, again, candidate = run(), run(), run()
+    kl = merged_bucket(*reference, *candidate).kl.reshape(studies, -1)
+    floor = merged_bucket(*reference, *again).kl.reshape(studies, -1)
+    prompt = np.repeat(np.arange(prompts), tokens)
+    found = [excess(kl[i], prompt, floor[i], prompt, 0.05, 0.05) for i in range(studies)]
+    assert 0.84 <= np.mean([f.low <= 0.0 <= f.high for f in found]) <= 0.96
+    assert min(f.levels.mean_kl for f in found) > 1e-3
 
 
 def test_shared_prompts_keep_their_covariance():
