@@ -1,6 +1,7 @@
 """From records to what gates judge: pairs by sample id, and distances token by token. Reads the run folder, nothing else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,17 @@ ROUNDING = 1e-3
 """What rounding can do: a logprob above this is none, and probabilities further apart are not the same one."""
 ZERO_STATES = (State.REFUSED, State.TRUNCATED)
 """Model behaviour: score 0, in the denominator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """One attempt as two arms scored it: columns of n rows `token`, `logprob`, `top_ids` and `top_logprobs` [n, K]."""
+
+    sample: str
+    epoch: int
+    cluster: str
+    reference: Columns
+    candidate: Columns
 
 
 class Gathered:
@@ -94,18 +106,21 @@ class Gathered:
 
     def distances(self, suite: SuitePlan, arm: str) -> Distances | None:
         """Token by token, where both arms scored the same stream; None where nothing can be compared."""
-        parts: list[Distances] = []
-        for sample, epoch in self._both(suite, arm):
-            reference = read_tokens(tokens_file(self.folder, REFERENCE, suite.name, sample, epoch))
-            candidate = read_tokens(tokens_file(self.folder, arm, suite.name, sample, epoch))
-            if np.array_equal(reference["token"], candidate["token"]):  # unlike streams are a validity finding
-                cluster = self.samples[suite.name][sample].cluster or sample
-                parts.append(_distances(cluster, reference, candidate))
+        parts = [_distances(both.cluster, both.reference, both.candidate) for both in self.joined(suite, arm)]
         if not parts:
             return None
         return Distances(
             **{name: np.concatenate([getattr(part, name) for part in parts]) for name in Distances.__slots__}
         )
+
+    def joined(self, suite: SuitePlan, arm: str) -> Iterator[Joined]:
+        """Attempt by attempt, what both arms gave the same stream; unlike streams are a validity finding."""
+        for sample, epoch in self._both(suite, arm):
+            reference = read_tokens(tokens_file(self.folder, REFERENCE, suite.name, sample, epoch))
+            candidate = read_tokens(tokens_file(self.folder, arm, suite.name, sample, epoch))
+            if np.array_equal(reference["token"], candidate["token"]):
+                cluster = self.samples[suite.name][sample].cluster or sample
+                yield Joined(sample=sample, epoch=epoch, cluster=cluster, reference=reference, candidate=candidate)
 
     def audit(self, suite: SuitePlan, arm: str) -> AuditRows | None:
         """Rows over the whole vocabulary of both arms; None where no position was audited."""
