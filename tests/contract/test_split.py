@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +16,14 @@ from toys.runs import run_file
 
 from evalrig.assemble import assemble
 from evalrig.config.load import load_run
-from evalrig.engine import Sampling
+from evalrig.engine import Chat, Sampling
 from evalrig.engines.sglang import Sglang, SglangOptions
 from evalrig.errors import EngineError, UsageError
 from evalrig.guard import GRACE
 from evalrig.preflight import prove
 from evalrig.proof import Preflight, Probes
 from evalrig.sglang_pd import LONGEST_LIST, ROUTER_FLAGS, SERVER_FLAGS, Pd
-from evalrig.types import SPLIT, Capacity, Fingerprint, Level
+from evalrig.types import SPLIT, Capacity, Fingerprint, Level, Message
 from evalrig.validity import compare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups and parent-death signals as on Linux")
@@ -138,6 +139,24 @@ def test_requests_go_to_the_router_and_texts_to_a_prefill_server(tmp_path: Path)
     assert fingerprint.flags[SPLIT] == "1 prefill, 1 decode, mooncake"
     assert fingerprint.flags["launched"].startswith("prefill-0: ")
     assert capacity.kv_tokens == 8192
+
+
+def test_chats_go_to_the_router(tmp_path: Path) -> None:
+    """The engine said that it chats, and refused each one as if it had not been started."""
+    wire = tmp_path / "wire"
+    shutil.copytree(WIRE, wire, ignore=shutil.ignore_patterns("chat", "vllm", "llamacpp", "logs"))
+    shutil.copy(WIRE / "chat" / "sglang" / "1-models.json", wire)
+    said = json.loads((WIRE / "chat" / "sglang" / "2-chat-return-ids.json").read_text())
+    said["request"] = {"messages": said["request"]["messages"], "max_tokens": 4, "return_token_ids": True}
+    (wire / "2-chat.json").write_text(json.dumps(said))
+    chat = Chat(messages=(Message(**said["request"]["messages"][0]),))
+
+    async def use(engine: Any) -> Any:
+        assert engine.able(engine.options).chat
+        return await engine.chat(chat, Sampling(max_tokens=4))
+
+    answer = carry(split(tmp_path, {"FAKE_WIRE": str(wire)}), use)
+    assert (answer.text, answer.finish) == (said["response"]["choices"][0]["message"]["content"], "length")
 
 
 def test_it_says_the_same_at_every_start(tmp_path: Path) -> None:
