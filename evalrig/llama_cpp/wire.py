@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from evalrig.chat_wire import Dialect
-from evalrig.engine import Sampling
+from evalrig.engine import Penalties, Sampling
 from evalrig.errors import EngineError
 from evalrig.types import Completion, Message
 from evalrig.wire import Wire
@@ -222,15 +222,27 @@ def number(logprob: float | None) -> float:
 
 
 def _params(sampling: Sampling) -> dict[str, Any]:
-    """Temperature first, then the cuts, as the other engines do; only the samplers that do something are named."""
-    cuts = [name for name, on in (("top_k", sampling.top_k > 0), ("top_p", sampling.top_p < 1.0)) if on]
+    """Penalties, temperature, then the cuts, as the other engines do; only the samplers that do something are named."""
+    acting = {
+        "penalties": sampling.penalties != Penalties(),
+        "temperature": True,
+        "top_k": sampling.top_k > 0,
+        "top_p": sampling.top_p < 1.0,
+        "min_p": sampling.min_p > 0.0,
+    }
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_k": max(sampling.top_k, 0),
         "top_p": sampling.top_p,
-        "samplers": ["temperature", *cuts],
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.penalties.presence,
+        "frequency_penalty": sampling.penalties.frequency,
+        "repeat_penalty": sampling.penalties.repetition,
+        "samplers": [name for name, acts in acting.items() if acts],
         "stop": list(sampling.stop),
     }
+    if acting["penalties"]:
+        params["repeat_last_n"] = 65536
     if sampling.seed is not None:
         params["seed"] = sampling.seed
     return params
