@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from toys.launched import IDS, WIRE
 from toys.program import Exchanges
@@ -18,6 +19,7 @@ from evalrig.engine import Capabilities, Launch, Sampling
 from evalrig.engines.endpoint import ABLE, LOST, Endpoint, EndpointOptions
 from evalrig.errors import EngineError, UsageError
 from evalrig.types import Capacity, Variant
+from evalrig.wire import Wire
 
 LAUNCH = Launch(log=Path(), start_seconds=1, request_seconds=10)
 FOLDERS = {"vllm": WIRE / "vllm", "sglang": WIRE}
@@ -140,6 +142,15 @@ def test_the_key_comes_from_the_environment_and_is_sent_and_never_kept(
         return found
 
     assert "s3cret" not in repr(asyncio.run(go())) + repr(engine.options) + repr(engine.variant)
+
+
+def test_half_of_a_key_that_a_refusal_quotes_is_not_kept_either() -> None:
+    """The refusal was cut at 200 characters before the key was taken out of it."""
+    key = "canary-" + "k" * 40
+    wire = Wire("arm", "http://127.0.0.1:9", 1, key=key)
+    reply = httpx.Response(401, text="x" * 170 + f" no such key: {key}")
+    assert "canary" not in wire.complaint(reply)
+    asyncio.run(wire.close())
 
 
 @pytest.mark.parametrize(
