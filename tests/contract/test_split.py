@@ -351,12 +351,32 @@ def test_a_split_is_proved_by_what_it_decodes(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("evalrig.preflight.PROBES", {"prose": text})
     monkeypatch.setattr("evalrig.preflight.CONVERSATIONS", {})
     found = carry(split(tmp_path, {"FAKE_WIRE": str(wire)}), prove)
-    assert set(found.logprob_digests) == {"prose, decode"}
+    assert set(found.probes.logprob_digests) == {"prose, decode"}
     assert (found.faults, found.probes.nats) == ((), None)
     assert found.fingerprint.flags[SPLIT]
     (wire / "4-generate-ids.json").unlink()
     with pytest.raises(EngineError, match="was not recorded"):
         carry(split(tmp_path, {"FAKE_WIRE": str(wire)}), prove)
+
+
+def test_chats_go_through_the_router(tmp_path: Path) -> None:
+    """Its client is another than that of one server, which was the only one that chats were given."""
+    wire = tmp_path / "wire"
+    wire.mkdir()
+    for name in ("1-server_info", "1-ready", "1-health"):
+        (wire / f"{name}.json").write_text((WIRE / f"{name}.json").read_text())
+    one = json.loads((WIRE / "chat" / "sglang" / "2-chat-greedy-stop.json").read_text())
+    one["request"] = {"messages": [{"role": "user", "content": "Hello?"}], "return_token_ids": True}
+    (wire / "chat.json").write_text(json.dumps(one))
+    names = {"object": "list", "data": [{"id": "m"}]}
+    asked = {"method": "GET", "path": "/v1/models", "request": None, "status": 200, "response": names}
+    (wire / "models.json").write_text(json.dumps(asked))
+
+    async def chat(engine: Any) -> Any:
+        return await engine.chat(Chat(messages=(Message(role="user", content="Hello?"),)), Sampling(max_tokens=16))
+
+    answer = carry(split(tmp_path, {"FAKE_WIRE": str(wire)}), chat)
+    assert answer.text == one["response"]["choices"][0]["message"]["content"]
 
 
 def test_a_split_that_gives_the_reference_s_bits_did_engage() -> None:
