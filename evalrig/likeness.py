@@ -23,7 +23,7 @@ LAYOUT: Final = (
     "data_parallel_size",
     "pipeline_parallel_size",
 )
-"""Flags over which a rank's share of the KV cache depends."""
+"""Flags on which a rank's share of the KV cache depends."""
 GROUPS: Final = ("numerics", "parallel", "memory")
 """Groups of options that move the digits, and are not what is compared."""
 OWN: Final = ("quantization", "dtype", "kv_cache_dtype")

@@ -164,6 +164,11 @@ def test_half_of_a_key_that_a_refusal_quotes_is_not_kept_either() -> None:
         ),
         ("http://u:p@h", {}, "arm: a URL with a password or a key would be written down; give `api_key_env` instead"),
         ("http://h?key=1", {}, "arm: a URL with a password or a key would be written down; give `api_key_env` instead"),
+        (
+            "http://h",
+            {"top_logprobs": -1},
+            "arm.args.top_logprobs: -1; 0 to 1000: the whole vocabulary is not asked of",
+        ),
         ("http://h", {"dialect": "grpc"}, "arm.args.dialect: no dialect 'grpc'; give sglang, vllm, openai"),
         (
             "http://h",
@@ -196,7 +201,7 @@ def test_what_cannot_be_attached_to_is_refused_before_anything_starts(weights: s
             Capabilities(prompt_logprobs=True, top_logprobs=100, seed=True, decode_logprobs=100, chat=True),
         ),
         (
-            {"dialect": "sglang", "top_logprobs": -1},
+            {"dialect": "sglang", "top_logprobs": 0},
             Capabilities(prompt_logprobs=True, top_logprobs=0, cached_prefix=True, chat=True),
         ),
         ({"dialect": "openai", "top_logprobs": 5}, Capabilities(chat=True, tools=True)),
