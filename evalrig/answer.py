@@ -29,6 +29,8 @@ _NUMERIC = re.compile(
 )
 _PLAIN = re.compile(r"(?:[0-9]+|[0-9]{1,3}(?:[,\u00a0\u202f][0-9]{3})+)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _LETTER = re.compile(r"\W*(?:(?:option|choice)\W+)?([a-z])(?:\W*$|\s*[).:,\]*])", re.IGNORECASE)
+_LAYERS = 8
+"""Marks around an answer, or asides behind it, that are taken off; more is no answer but a model that repeats itself."""
 _QUOTES = (("```", "```"), ("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"))
 
 
@@ -62,7 +64,7 @@ def right(answer: str, answers: Sequence[str], match: Match) -> bool:
     said = read(answer)
     if match == "contains":
         return any(re.search(rf"(?<!\w){re.escape(read(each))}(?!\w)", said) for each in answers)
-    return said is not None and any(said == read(each) for each in answers)
+    return said is not None and any(_equal(said, read(each)) for each in answers)
 
 
 def unfit(answers: Sequence[str], match: Match) -> str:
@@ -132,16 +134,22 @@ def _last_line(text: str) -> str:
 def _bare(text: str) -> str:
     """Without marks around it: quotes, bold, backticks; only in pairs, for an id may end in one."""
     text = text.strip()
-    for first, last in _QUOTES:
-        if len(text) > len(first + last) and text.startswith(first) and text.endswith(last):
-            return _bare(text[len(first) : -len(last)])
+    for _ in range(_LAYERS):
+        for first, last in _QUOTES:
+            if len(text) > len(first + last) and text.startswith(first) and text.endswith(last):
+                text = text[len(first) : -len(last)].strip()
+                break
+        else:
+            break
     return text
 
 
 def _unmarked(text: str) -> str:
     """Without LaTeX, bold, and an aside at the end."""
     text = _LATEX.sub(lambda each: each[1] or "", text.strip()).replace("**", "").strip()
-    while (shorter := _ASIDE.sub("", text)) != text:
+    for _ in range(_LAYERS):
+        if (shorter := _ASIDE.sub("", text)) == text:
+            break
         text = shorter
     return text
 
@@ -188,6 +196,19 @@ def _json(text: str) -> Any:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Of one kind all the way down: Python takes `true` for 1. No deeper than the shallower of the two."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        pair: tuple[dict[str, Any], dict[str, Any]] = one, other
+        return pair[0].keys() == pair[1].keys() and all(_equal(pair[0][key], pair[1][key]) for key in pair[0])
+    if isinstance(one, list):
+        rows: tuple[list[Any], list[Any]] = one, other
+        return len(rows[0]) == len(rows[1]) and all(map(_equal, *rows))
+    return bool(one == other)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -117,9 +117,9 @@ def _variant(name: str, role: Role, config: VariantConfig, run: RunConfig, kind:
 def _variant_fits(variant: Variant, kind: type[Engine], suites: Mapping[str, Suite], here: bool) -> None:
     """What the variant names is there, and its engine can do what the suites need."""
     own = options(variant.options, kind.Options, _where(variant))
+    kind.resolve(variant, own, _where(variant))  # first: a wrong option may be why the engine cannot
     for name, suite in suites.items():
         _refuse_beyond(name, suite.needs(), kind.able(own), variant.engine)
-    kind.resolve(variant, own, _where(variant))
     if here:
         kind.reach(variant, own, _where(variant))
 

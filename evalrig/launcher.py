@@ -16,7 +16,7 @@ from evalrig.checkpoint import Checkpoint, CheckpointError
 from evalrig.engine import Engine, Launch
 from evalrig.errors import EngineError, UsageError
 from evalrig.gpus import wait_until_free
-from evalrig.programs import Program, known_flags
+from evalrig.programs import Program, known_flags, refuse_secrets
 from evalrig.started import POLL, Command, Reached, Server, Started
 from evalrig.types import Variant
 
@@ -80,9 +80,18 @@ class Launched(Engine):
     @classmethod
     def resolve(cls, variant: Variant, options: Any, where: str) -> None:
         """Options that go together."""
-        set_here = {flag for _, _, flag in cls.table} | cls.reserved | cls.grouped
+        program: Program = options.program
+        refuse_secrets(options.extra, f"{where}.args.extra")
+        for key, words in (("command", program.command), ("stop_command", program.stop_command)):
+            refuse_secrets(words, f"{where}.args.program.{key}")
+        refuse_secrets([f"{name}={value}" for name, value in program.env.items()], f"{where}.args.program.env")
+        for key in ("tp", "dp", "pp", "ep"):
+            if (given := getattr(options.parallel, key, None)) is not None and given < 1:
+                raise UsageError(f"{where}.args.parallel.{key}: {given}; 1 is the least")
         for flag in _named(options.extra):
-            if flag in set_here:
+            if flag in cls.reserved:
+                raise UsageError(f"{where}.args.extra: `{flag}` is set by evalrig; leave it out")
+            if flag in {flag for _, _, flag in cls.table} | cls.grouped:
                 raise UsageError(f"{where}.args.extra: `{flag}` has an option of its own; set it there")
 
     @classmethod

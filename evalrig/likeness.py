@@ -23,7 +23,7 @@ LAYOUT: Final = (
     "data_parallel_size",
     "pipeline_parallel_size",
 )
-"""Flags over which a rank's share of the KV cache depends."""
+"""Flags on which a rank's share of the KV cache depends."""
 GROUPS: Final = ("numerics", "parallel", "memory")
 """Groups of options that move the digits, and are not what is compared."""
 OWN: Final = ("quantization", "dtype", "kv_cache_dtype")
@@ -54,7 +54,24 @@ def _word(value: Any) -> str:
 
 
 def alone(found: Preflight) -> Iterator[Finding]:
-    """What one arm's inventory says of itself."""
+    """What one arm says of itself."""
+    yield from _mode(found)
+    yield from _scales(found)
+
+
+def _mode(found: Preflight) -> Iterator[Finding]:
+    """Scaled logprobs are of another law than the model's wherever the temperature is not 1."""
+    scope = "" if found.variant.startswith(REFERENCE) else found.variant
+    if found.probes.mode == "raw":
+        text = f"{found.variant}: logprobs of generated tokens are raw: no temperature scales them"
+        yield Finding(rule="logprobs mode", level=Level.OK, text=text, candidate=scope)
+    elif found.probes.mode == "scaled":
+        text = f"{found.variant}: logprobs of generated tokens are scaled by the temperature; only those at temperature 1 are the model's"
+        yield Finding(rule="logprobs mode", level=Level.WARN, text=text, candidate=scope)
+
+
+def _scales(found: Preflight) -> Iterator[Finding]:
+    """Scales of an FP8 KV cache."""
     if not found.fingerprint.kv_cache.startswith("fp8") or not found.inventory.kv_scales:
         return
     scope = "" if found.variant.startswith(REFERENCE) else found.variant

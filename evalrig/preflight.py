@@ -38,6 +38,10 @@ CONVERSATIONS: Final[dict[str, tuple[Message, ...]]] = {
 PROBE_TOP_K = 20
 PROBE_TOKENS = 8
 """Decoded after a probe, greedily."""
+COOL = 0.5
+"""Temperature at which logprobs scaled by it are told from raw ones."""
+APART = 0.1
+"""Nats by which the two must differ, mean over tokens, before one is called the other."""
 LEG_PROBES = {"prose", "chat"}
 """Probes that also go through the cache and through the decode path."""
 ENGINE_KEYS = (
@@ -92,7 +96,34 @@ async def _probed(engine: Engine) -> tuple[Probes, list[str]]:
     tokens = {name: hashlib.sha256(repr(ids).encode()).hexdigest()[:16] for name, ids in prompts.items()}
     digests = {leg: "refused" if one is None else _digest(one) for leg, one in scored.items()}
     mean = float(np.mean(nats)) if nats and np.isfinite(nats).all() else None
-    return Probes(prompt_digests=refused | tokens, logprob_digests=digests, nats=mean), faults
+    mode = await _mode(engine, prompts["prose"]) if scored.get("prose") is not None else ""
+    return Probes(prompt_digests=refused | tokens, logprob_digests=digests, nats=mean, mode=mode), faults
+
+
+async def _mode(engine: Engine, ids: tuple[int, ...]) -> str:
+    """Are the logprobs of generated tokens those of the model, or of the law that was sampled from?
+
+    Told from the same tokens scored as given ones, which no temperature touches.
+    """
+    able, sampling = engine.able(engine.options), Sampling(max_tokens=PROBE_TOKENS, temperature=COOL, seed=0)
+    try:
+        answer = await engine.generate(ids, sampling)
+        if not answer.logprobs:
+            return ""
+        given = await engine.score([*ids, *answer.token_ids], len(ids), _reach(able.top_logprobs))
+    except EngineError:
+        if not engine.alive():
+            raise
+        return ""  # what is asked for in earnest will say why it is refused
+    listed = given.top_logprobs.astype(np.float64) / COOL
+    if not listed.shape[1] or not np.isfinite(given.logprobs).all():
+        return ""
+    scaled = given.logprobs / COOL - np.logaddexp.reduce(listed, axis=1)
+    said = np.asarray(answer.logprobs)
+    from_raw, from_scaled = (float(np.abs(said - law).mean()) for law in (given.logprobs, scaled))
+    if abs(from_raw - from_scaled) < APART:
+        return ""
+    return "raw" if from_raw < from_scaled else "scaled"
 
 
 async def _probe(engine: Engine, prompts: Mapping[str, tuple[int, ...]]) -> dict[str, Scoring | None]:

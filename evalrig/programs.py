@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from evalrig.content import cache_dir
 from evalrig.errors import UsageError
@@ -14,6 +15,8 @@ SECONDS = 300
 """For `--help`: imports take a minute on a busy machine."""
 FEWEST = 20
 """Flags that the help of such an engine has at least; with fewer it was not the whole help."""
+SECRET_FLAG = re.compile(r"--(?:[\w-]+-)?(?:api-key|hf-token|password|secret)")
+SECRET_NAME = re.compile(r"(?:\w+_)?(?:KEY|TOKEN|PASSWORD|SECRET)", re.IGNORECASE)
 VERSION = """\
 import importlib.metadata as m, sys
 for name in sys.argv[1:]:
@@ -44,6 +47,20 @@ class Program:
     def stopping(self, name: str) -> list[str]:
         """The stop command of that start."""
         return _named(self.stop_command, name)
+
+
+def refuse_secrets(words: Sequence[str], where: str) -> None:
+    """The run file is kept with the run and printed by `show`.
+
+    Raises:
+        UsageError: a word that gives a secret, as `--api-key X`, `--api-key=X` or `HF_TOKEN=X`.
+    """
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        name, _, value = word.partition("=")
+        flag = SECRET_FLAG.fullmatch(name)
+        if (flag and (value or (after and not after.startswith("-")))) or (SECRET_NAME.fullmatch(name) and value):
+            remedy = "leave it out" if flag else "export it before the run, and programs inherit it"
+            raise UsageError(f"{where}: the value of `{name}` would be written down with the run; {remedy}")
 
 
 def known_flags(program: Program, package: str, module: str, where: str) -> frozenset[str]:

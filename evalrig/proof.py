@@ -33,6 +33,8 @@ class Probes:
     """Probe name -> digest of its logprobs, bit for bit."""
     nats: float | None = None
     """Mean surprise per token: far above the reference's, and the engine speaks garbage."""
+    mode: str = ""
+    """Logprobs of generated tokens: `raw`, or `scaled` by the temperature; empty: not told apart."""
 
 
 class RungOutcome(StrEnum):

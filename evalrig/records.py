@@ -219,7 +219,7 @@ class RunFolder:
         name = f"variants/{variant}/preflight.json"
         if not (self.path / name).is_file():
             return None
-        return self._json(name, Preflight, lambda found: found)
+        return self._json(name, dict[str, Any], lambda tree: msgspec.convert(_of_schema_2(tree), Preflight))
 
     def write_preflight(self, found: Preflight) -> None:
         """Keep what was proved, and what the engine says it is beside it."""
@@ -276,6 +276,14 @@ class RunFolder:
             raise UsageError(f"{path}: cannot read: {error.strerror}; is this a whole run folder?") from error
         except (msgspec.MsgspecError, KeyError) as error:
             raise UsageError(f"{path}: damaged or of another version ({error}); restore it from a copy") from error
+
+
+def _of_schema_2(proved: dict[str, Any]) -> dict[str, Any]:
+    """A preflight in which the probes stand together; in schema 1 they stood beside what was read back."""
+    if "probes" in proved:
+        return proved
+    old = {"prompt_digests": "prompt_digests", "logprob_digests": "logprob_digests", "probe_nats": "nats"}
+    return {**proved, "probes": {new: proved[key] for key, new in old.items() if key in proved}}
 
 
 def rounded(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from evalrig.errors import EngineError, UsageError
 from evalrig.launcher import Launched
-from evalrig.programs import Program, known_flags
+from evalrig.programs import Program, known_flags, refuse_secrets
 from evalrig.sglang_wire import Client
 from evalrig.started import Command, StartError, free_port
 
@@ -236,6 +236,8 @@ def resolve_pd(pd: Pd, program: Program, where: str) -> None:
         raise UsageError(f"{at}.base_gpu_ids: {count}; give the first GPU of each, or none")
     if pd.prefill and program.command and not pd.router_command:
         raise UsageError(f"{at}.router_command: needed where `program.command` is given; say how the router is started")
+    refuse_secrets(pd.router_args, f"{at}.router_args")
+    refuse_secrets(pd.router_command, f"{at}.router_command")
     if taken := sorted({word.partition("=")[0] for word in pd.router_args} & ROUTER_FLAGS):
         raise UsageError(f"{at}.router_args: `{taken[0]}` is set by evalrig; leave it out")
 

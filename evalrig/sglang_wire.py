@@ -220,10 +220,15 @@ def joined(parts: Sequence[Scoring]) -> Scoring:
 
 
 def _params(sampling: Sampling) -> dict[str, Any]:
+    """Every parameter explicit: what is not sent a server of somebody else's may decide."""
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.penalties.presence,
+        "frequency_penalty": sampling.penalties.frequency,
+        "repetition_penalty": sampling.penalties.repetition,
         "max_new_tokens": sampling.max_tokens,
     }
     if sampling.stop:

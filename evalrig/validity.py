@@ -110,10 +110,11 @@ def _engaged_on_probes(reference: Preflight, candidate: Preflight) -> Finding:
         text = f"{name}: not provable that it is another variant: the engine gives no logprobs"
         return Finding(rule="engaged", level=Level.WARN, text=text, candidate=name)
     both = [probe for probe in reference.probes.logprob_digests if probe in candidate.probes.logprob_digests]
+    if not both:
+        text = f"{name}: not provable that it is another variant: no probe was scored in both arms"
+        return Finding(rule="engaged", level=Level.WARN, text=text, candidate=name)
     probes = len({probe.partition(",")[0] for probe in both})
-    same = both and all(
-        reference.probes.logprob_digests[probe] == candidate.probes.logprob_digests[probe] for probe in both
-    )
+    same = all(reference.probes.logprob_digests[probe] == candidate.probes.logprob_digests[probe] for probe in both)
     if same and _split(reference, candidate):
         text = f"{name}: prefill and decode run apart, bit-identical to the reference on {probes} probes"
         return Finding(rule="engaged", level=Level.OK, text=text, candidate=name)

@@ -174,10 +174,10 @@ def _params(sampling: Sampling) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.penalties.presence,
+        "frequency_penalty": sampling.penalties.frequency,
+        "repetition_penalty": sampling.penalties.repetition,
     }
     if sampling.stop:
         params["stop"] = list(sampling.stop)

@@ -51,7 +51,9 @@ class Pulse:
     def __init__(self, engine: Engine) -> None:
         self.in_flight = 0
         self._since = 0.0
-        """The last answer or sign of work, or the first call after an idle time."""
+        """The last answer or sign of work, later by every idle time since: calls that time out together are no answer."""
+        self._idle = 0.0
+        """When the last call ended."""
         for name in CALLS:
             setattr(engine, name, self._counted(getattr(engine, name)))
 
@@ -66,7 +68,7 @@ class Pulse:
     def _counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def counted(*given: Any, **named: Any) -> Any:
             if not self.in_flight:
-                self.beat()
+                self._since += time.monotonic() - max(self._idle, self._since)
             self.in_flight += 1
             try:
                 answer = await call(*given, **named)
@@ -74,6 +76,7 @@ class Pulse:
                 return answer
             finally:
                 self.in_flight -= 1
+                self._idle = time.monotonic()
 
         return counted
 

@@ -121,7 +121,7 @@ class Wire:
 
     def complaint(self, reply: httpx.Response) -> str:
         """What a refusal says, in one line."""
-        return " ".join(reply.text[:200].split())
+        return " ".join(self._keyless(reply.text)[:200].split())
 
     @contextmanager
     def shape(self, path: str) -> Generator[None]:

@@ -138,10 +138,13 @@ def _explain(error: Exception, owner: type | None = None) -> str:
     key = getattr(inner, "full_key", None)
     where = re.match(r"In '(.+?)': \w+ raised", str(error))
     if unknown := re.search(r"Key '([\w.-]+)' (?:not in '(\w+)'|is not in struct)", text):
-        kind = owner or getattr(schema, unknown[2] or "", None)
+        kind = next((k for k in (getattr(inner, "object_type", None), owner) if is_dataclass(k)), None)
+        kind = kind or getattr(schema, unknown[2] or "", None)
         known = [f.name for f in fields(kind)] if is_dataclass(kind) else _siblings(inner)
         close = get_close_matches(unknown[1], known, 1)
         text = f"no such key; did you mean `{close[0]}`?" if close else f"no such key; known: {', '.join(known)}"
+        if not close and kind is None and re.search(r"\.(options|args)\.", str(key)):  # open: its owner knows more keys
+            text = f"not in the run file, which has {', '.join(known) or 'none'} there; write `+{key}=...` to add it"
     elif "sweep" in text.lower() or "--multirun" in text:
         text = "a list of values is not an override; repeat with `epochs`, or write one run file a value"
     text = re.sub(r"\s*\n\s*", " ", text.partition("\nConfig search path:")[0]).strip()

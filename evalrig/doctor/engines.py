@@ -75,8 +75,11 @@ def _by_nvml() -> list[str]:
     driver, found = _words(nvml.nvmlSystemGetDriverVersion()), list[str]()
     for index in range(nvml.nvmlDeviceGetCount()):
         one = nvml.nvmlDeviceGetHandleByIndex(index)
-        total = nvml.nvmlDeviceGetMemoryInfo(one).total
-        found.append(f"{_words(nvml.nvmlDeviceGetName(one))}, {total / 2**20:.0f} MiB, {driver}")
+        try:
+            size = f"{nvml.nvmlDeviceGetMemoryInfo(one).total / 2**20:.0f} MiB"
+        except nvml.NVMLError:  # some have no memory of their own
+            size = "memory not told"
+        found.append(f"{_words(nvml.nvmlDeviceGetName(one))}, {size}, {driver}")
     return found
 
 

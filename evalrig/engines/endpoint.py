@@ -84,6 +84,9 @@ class Endpoint(Engine):
             )
         if options.dialect not in ABLE:
             raise UsageError(f"{where}.args.dialect: no dialect {options.dialect!r}; give {', '.join(ABLE)}")
+        if not 0 <= (options.top_logprobs or 0) <= vllm_wire.LONGEST_LIST:
+            limit = f"0 to {vllm_wire.LONGEST_LIST}: the whole vocabulary is not asked of a server that is not ours"
+            raise UsageError(f"{where}.args.top_logprobs: {options.top_logprobs}; {limit}")
 
     @classmethod
     def reach(cls, variant: Variant, options: EndpointOptions, where: str) -> None:

@@ -217,6 +217,7 @@ class Sglang(Launched):
         self._split = split = Split(self, self.options.pd, o.tp * (o.pp or 1) * replicas, self._allocated)
         yield from split.commands()
         self._client, self._info = split.router, split.info
+        self._chats = chat_wire.Client(split.router, chat_wire.SGLANG)
         split.router.vocabulary = self.checkpoint.vocabulary if self.checkpoint else 0
 
     @property

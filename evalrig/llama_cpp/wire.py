@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from evalrig.chat_wire import Dialect
-from evalrig.engine import Sampling
+from evalrig.engine import Penalties, Sampling
 from evalrig.errors import EngineError
 from evalrig.types import Completion, Message
 from evalrig.wire import Wire
@@ -41,6 +41,8 @@ UNTOUCHED: Final[Mapping[str, Any]] = {
 }
 """Sent with every request: the server's defaults (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05) come from anywhere."""
 
+LOOK_BACK: Final = 65536
+"""Tokens that penalties look back over: the default are 64, and -1 is refused."""
 _NATIVE: Final = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
 CHAT: Final = Dialect(
     top_k="top_k",
@@ -51,13 +53,12 @@ CHAT: Final = Dialect(
     always={
         **{key: value for key, value in UNTOUCHED.items() if key not in (*_NATIVE, "return_tokens", "stream")},
         "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
-        "repeat_last_n": 65536,
+        "repeat_last_n": LOOK_BACK,
         "logprobs": True,
         "top_logprobs": 1,
     },
 )
-"""Its chat route takes the native parameters too. Token ids come with logprobs alone. Penalties look back over a
-whole conversation: the default are 64 tokens, and -1 is refused."""
+"""Its chat route takes the native parameters too. Token ids come with logprobs alone."""
 
 
 class Top(msgspec.Struct):
@@ -222,15 +223,27 @@ def number(logprob: float | None) -> float:
 
 
 def _params(sampling: Sampling) -> dict[str, Any]:
-    """Temperature first, then the cuts, as the other engines do; only the samplers that do something are named."""
-    cuts = [name for name, on in (("top_k", sampling.top_k > 0), ("top_p", sampling.top_p < 1.0)) if on]
+    """Penalties, temperature, then the cuts, as the other engines do; only the samplers that do something are named."""
+    acting = {
+        "penalties": sampling.penalties != Penalties(),
+        "temperature": True,
+        "top_k": sampling.top_k > 0,
+        "top_p": sampling.top_p < 1.0,
+        "min_p": sampling.min_p > 0.0,
+    }
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_k": max(sampling.top_k, 0),
         "top_p": sampling.top_p,
-        "samplers": ["temperature", *cuts],
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.penalties.presence,
+        "frequency_penalty": sampling.penalties.frequency,
+        "repeat_penalty": sampling.penalties.repetition,
+        "samplers": [name for name, acts in acting.items() if acts],
         "stop": list(sampling.stop),
     }
+    if acting["penalties"]:
+        params["repeat_last_n"] = LOOK_BACK
     if sampling.seed is not None:
         params["seed"] = sampling.seed
     return params

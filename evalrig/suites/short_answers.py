@@ -4,6 +4,7 @@ A text that a limit cut before its answer was complete is `truncated`; every oth
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, cast
@@ -51,6 +52,7 @@ class ShortAnswers(Suite):
 
     Options = ShortAnswersOptions
     family = "instruction following"
+    brief: ClassVar[Mapping[str, int]] = {"max_tokens": 64}
     metrics: ClassVar[tuple[Metric, ...]] = (Metric(name="accuracy", kind="binary", units="points", scale=100.0),)
 
     def __init__(self, name: str, options: ShortAnswersOptions) -> None:

@@ -122,7 +122,7 @@ MISTAKES = {
     ),
     "a stand-in that is not there": (
         ["rehearsal.weights=/no/m.gguf"],
-        "rehearsal.weights: no model file '/no/m.gguf'; give a GGUF file, or one of: smollm2-135m-instruct",
+        "rehearsal.weights: no model '/no/m.gguf'; give a GGUF file, a safetensors folder, or one of: smollm2-135m-instruct",
     ),
     "a rehearsal of nothing": (["rehearsal.samples=0"], "toy.yaml: rehearsal.samples is 0; 1 is the least"),
 }

@@ -59,7 +59,7 @@ def test_a_run_file_for_gpus_is_refused_here_in_one_line_before_anything_starts(
     assert str(caught.value).endswith(": no such folder; give the folder of a checkpoint on this machine")
 
 
-@pytest.mark.parametrize("name", ["kimi-fp8kv", "glm-factorial", "nvfp4"])
+@pytest.mark.parametrize("name", ["glm-int4", "kimi-fp8kv", "glm-factorial", "nvfp4"])
 def test_an_fp8_cache_is_scored_where_it_is_read(name: str) -> None:
     """A cold prefill of many back ends never reads a quantised KV cache: scored so, the candidate would look perfect."""
     suite = load_run(content_dir("conf") / f"{name}.yaml").suites["kl"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from toys.launched import IDS, WIRE
 from toys.program import Exchanges
@@ -18,6 +19,7 @@ from evalrig.engine import Capabilities, Launch, Sampling
 from evalrig.engines.endpoint import ABLE, LOST, Endpoint, EndpointOptions
 from evalrig.errors import EngineError, UsageError
 from evalrig.types import Capacity, Variant
+from evalrig.wire import Wire
 
 LAUNCH = Launch(log=Path(), start_seconds=1, request_seconds=10)
 FOLDERS = {"vllm": WIRE / "vllm", "sglang": WIRE}
@@ -142,6 +144,15 @@ def test_the_key_comes_from_the_environment_and_is_sent_and_never_kept(
     assert "s3cret" not in repr(asyncio.run(go())) + repr(engine.options) + repr(engine.variant)
 
 
+def test_half_of_a_key_that_a_refusal_quotes_is_not_kept_either() -> None:
+    """The refusal was cut at 200 characters before the key was taken out of it."""
+    key = "canary-" + "k" * 40
+    wire = Wire("arm", "http://127.0.0.1:9", 1, key=key)
+    reply = httpx.Response(401, text="x" * 170 + f" no such key: {key}")
+    assert "canary" not in wire.complaint(reply)
+    asyncio.run(wire.close())
+
+
 @pytest.mark.parametrize(
     ("weights", "options", "said"),
     [
@@ -153,6 +164,11 @@ def test_the_key_comes_from_the_environment_and_is_sent_and_never_kept(
         ),
         ("http://u:p@h", {}, "arm: a URL with a password or a key would be written down; give `api_key_env` instead"),
         ("http://h?key=1", {}, "arm: a URL with a password or a key would be written down; give `api_key_env` instead"),
+        (
+            "http://h",
+            {"top_logprobs": -1},
+            "arm.args.top_logprobs: -1; 0 to 1000: the whole vocabulary is not asked of",
+        ),
         ("http://h", {"dialect": "grpc"}, "arm.args.dialect: no dialect 'grpc'; give sglang, vllm, openai"),
         (
             "http://h",
@@ -185,7 +201,7 @@ def test_what_cannot_be_attached_to_is_refused_before_anything_starts(weights: s
             Capabilities(prompt_logprobs=True, top_logprobs=100, seed=True, decode_logprobs=100, chat=True),
         ),
         (
-            {"dialect": "sglang", "top_logprobs": -1},
+            {"dialect": "sglang", "top_logprobs": 0},
             Capabilities(prompt_logprobs=True, top_logprobs=0, cached_prefix=True, chat=True),
         ),
         ({"dialect": "openai", "top_logprobs": 5}, Capabilities(chat=True, tools=True)),

@@ -282,11 +282,43 @@ def test_a_missing_checkpoint_is_refused(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_extra_arguments_cannot_undo_a_typed_option(kind: str, tmp_path: Path) -> None:
     """`--kv-cache-dtype auto` last on the command line would win, and hide what is compared."""
-    for flag in ("--kv-cache-dtype", "--kv-cache-dtype=auto", "--port"):
+    for flag in ("--kv-cache-dtype", "--kv-cache-dtype=auto"):
         with pytest.raises(
-            UsageError, match=r"^candidates\.arm\.args\.extra: `--[a-z-]+` has an option of its own; set it"
+            UsageError, match=r"^candidates\.arm\.args\.extra: `--kv-cache-dtype` has an option of its own; set it"
         ):
             engine_of(kind, tmp_path, {}, extra=[flag, "auto"])
+    with pytest.raises(UsageError, match=r"^candidates\.arm\.args\.extra: `--port` is set by evalrig; leave it out"):
+        engine_of(kind, tmp_path, {}, extra=["--port", "1"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("where", "args"),
+    [
+        ("extra", {"extra": ["--api-key", "canary"]}),
+        ("extra", {"extra": ["--admin-api-key=canary"]}),
+        ("program.env", {"program": {"command": COMMAND, "env": {"HF_TOKEN": "canary"}}}),
+        ("program.command", {"program": {"command": ["docker", "run", "-e", "HF_TOKEN=canary", "image"]}}),
+    ],
+)
+def test_a_secret_in_the_run_file_is_refused(kind: str, where: str, args: Any, tmp_path: Path) -> None:
+    """The run file is printed by `show` and kept with the run; and a server with a key refuses evalrig after its start."""
+    with pytest.raises(UsageError, match=rf"^candidates\.arm\.args\.{where}: the value of ") as caught:
+        engine_of(kind, tmp_path, {}, **args)
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_that_only_look_like_secrets_are_taken(kind: str, tmp_path: Path) -> None:
+    program = {"command": [*COMMAND, "-e", "HF_TOKEN"], "env": {"TOKENIZERS_PARALLELISM": "false"}}
+    engine_of(kind, tmp_path, {}, program=program, extra=["--think-end-token", "</think>", "--hf-token"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("key", ["tp", "dp", "pp"])
+def test_no_gpus_at_all_is_refused_by_show(kind: str, key: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"^candidates\.arm\.args\.parallel\.{key}: 0; 1 is the least"):
+        engine_of(kind, tmp_path, {}, parallel={key: 0})
 
 
 @pytest.mark.parametrize("kind", KINDS)

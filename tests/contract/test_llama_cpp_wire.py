@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from toys.loopback import CLOSE, CUT, Server, serving
 
-from evalrig.engine import Sampling
+from evalrig.engine import Penalties, Sampling
 from evalrig.errors import EngineError
 from evalrig.llama_cpp import said
 from evalrig.llama_cpp.forced import Forcing
@@ -175,6 +175,13 @@ def test_cuts_are_named_only_where_they_cut(server: Server) -> None:
     [body] = server.bodies("/completion")
     assert body["samplers"] == ["temperature", "top_k", "top_p"]
     assert (body["top_k"], body["top_p"], body["min_p"]) == (20, 0.95, 0.0)
+
+
+def test_penalties_and_min_p_are_sent_as_asked_for(server: Server) -> None:
+    generate(server, answer("4-native-ids-probs"), min_p=0.1, penalties=Penalties(repetition=1.1))
+    [body] = server.bodies("/completion")
+    assert body["samplers"] == ["penalties", "temperature", "min_p"]
+    assert (body["min_p"], body["repeat_penalty"], body["repeat_last_n"]) == (0.1, 1.1, 65536)
 
 
 def test_a_stop_string_is_told_natively(server: Server) -> None:

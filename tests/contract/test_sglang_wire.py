@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from evalrig.engine import Sampling
+from evalrig.engine import Penalties, Sampling
 from evalrig.errors import EngineError
 from evalrig.sglang_wire import Client
 from evalrig.types import Message
@@ -390,7 +390,10 @@ def test_generating_asks_and_reads_as_recorded(server: Server) -> None:
     assert (method, path) == ("POST", "/generate")
     assert body == {
         "input_ids": recorded("4-generate-ids")["request"]["input_ids"],
-        "sampling_params": {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 4},
+        "sampling_params": {
+            **{"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_new_tokens": 4},
+            **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+        },
         "return_logprob": True,
     }
     assert (found.text, found.token_ids, found.finish) == (" Paris.\n\n", (7042, 30, 198, 198), "length")
@@ -406,6 +409,14 @@ def test_a_stop_and_a_seed_are_sent_under_the_names_that_sglang_knows(server: Se
     params = server.asked[0][2]["sampling_params"]
     assert (params["stop"], params["sampling_seed"], params["temperature"]) == (["."], 7, 1.0)
     assert (found.text, found.token_ids, found.finish) == (" Paris", (7042, 30), "stop")
+
+
+def test_penalties_and_min_p_are_sent_as_asked_for(server: Server) -> None:
+    """They were left out without a word, and so were the suite's, whatever it asked for."""
+    generate(server, answer("4-generate-ids"), min_p=0.1, penalties=Penalties(presence=0.2, repetition=1.1))
+    params = server.asked[0][2]["sampling_params"]
+    assert (params["min_p"], params["presence_penalty"], params["frequency_penalty"]) == (0.1, 0.2, 0.0)
+    assert params["repetition_penalty"] == 1.1
 
 
 def test_tokenizing_a_text_and_a_conversation(server: Server) -> None:

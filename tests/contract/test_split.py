@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +16,14 @@ from toys.runs import run_file
 
 from evalrig.assemble import assemble
 from evalrig.config.load import load_run
-from evalrig.engine import Sampling
+from evalrig.engine import Chat, Sampling
 from evalrig.engines.sglang import Sglang, SglangOptions
 from evalrig.errors import EngineError, UsageError
 from evalrig.guard import GRACE
 from evalrig.preflight import prove
 from evalrig.proof import Preflight, Probes
 from evalrig.sglang_pd import LONGEST_LIST, ROUTER_FLAGS, SERVER_FLAGS, Pd
-from evalrig.types import SPLIT, Capacity, Fingerprint, Level
+from evalrig.types import SPLIT, Capacity, Fingerprint, Level, Message
 from evalrig.validity import compare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups and parent-death signals as on Linux")
@@ -138,6 +139,24 @@ def test_requests_go_to_the_router_and_texts_to_a_prefill_server(tmp_path: Path)
     assert fingerprint.flags[SPLIT] == "1 prefill, 1 decode, mooncake"
     assert fingerprint.flags["launched"].startswith("prefill-0: ")
     assert capacity.kv_tokens == 8192
+
+
+def test_chats_go_to_the_router(tmp_path: Path) -> None:
+    """The engine said that it chats, and refused each one as if it had not been started."""
+    wire = tmp_path / "wire"
+    shutil.copytree(WIRE, wire, ignore=shutil.ignore_patterns("chat", "vllm", "llamacpp", "logs"))
+    shutil.copy(WIRE / "chat" / "sglang" / "1-models.json", wire)
+    said = json.loads((WIRE / "chat" / "sglang" / "2-chat-return-ids.json").read_text())
+    said["request"] = {"messages": said["request"]["messages"], "max_tokens": 4, "return_token_ids": True}
+    (wire / "2-chat.json").write_text(json.dumps(said))
+    chat = Chat(messages=(Message(**said["request"]["messages"][0]),))
+
+    async def use(engine: Any) -> Any:
+        assert engine.able(engine.options).chat
+        return await engine.chat(chat, Sampling(max_tokens=4))
+
+    answer = carry(split(tmp_path, {"FAKE_WIRE": str(wire)}), use)
+    assert (answer.text, answer.finish) == (said["response"]["choices"][0]["message"]["content"], "length")
 
 
 def test_it_says_the_same_at_every_start(tmp_path: Path) -> None:
@@ -332,12 +351,32 @@ def test_a_split_is_proved_by_what_it_decodes(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("evalrig.preflight.PROBES", {"prose": text})
     monkeypatch.setattr("evalrig.preflight.CONVERSATIONS", {})
     found = carry(split(tmp_path, {"FAKE_WIRE": str(wire)}), prove)
-    assert set(found.logprob_digests) == {"prose, decode"}
+    assert set(found.probes.logprob_digests) == {"prose, decode"}
     assert (found.faults, found.probes.nats) == ((), None)
     assert found.fingerprint.flags[SPLIT]
     (wire / "4-generate-ids.json").unlink()
     with pytest.raises(EngineError, match="was not recorded"):
         carry(split(tmp_path, {"FAKE_WIRE": str(wire)}), prove)
+
+
+def test_chats_go_through_the_router(tmp_path: Path) -> None:
+    """Its client is another than that of one server, which was the only one that chats were given."""
+    wire = tmp_path / "wire"
+    wire.mkdir()
+    for name in ("1-server_info", "1-ready", "1-health"):
+        (wire / f"{name}.json").write_text((WIRE / f"{name}.json").read_text())
+    one = json.loads((WIRE / "chat" / "sglang" / "2-chat-greedy-stop.json").read_text())
+    one["request"] = {"messages": [{"role": "user", "content": "Hello?"}], "return_token_ids": True}
+    (wire / "chat.json").write_text(json.dumps(one))
+    names = {"object": "list", "data": [{"id": "m"}]}
+    asked = {"method": "GET", "path": "/v1/models", "request": None, "status": 200, "response": names}
+    (wire / "models.json").write_text(json.dumps(asked))
+
+    async def chat(engine: Any) -> Any:
+        return await engine.chat(Chat(messages=(Message(role="user", content="Hello?"),)), Sampling(max_tokens=16))
+
+    answer = carry(split(tmp_path, {"FAKE_WIRE": str(wire)}), chat)
+    assert answer.text == one["response"]["choices"][0]["message"]["content"]
 
 
 def test_a_split_that_gives_the_reference_s_bits_did_engage() -> None:

@@ -231,3 +231,23 @@ def test_a_question_that_nothing_can_answer_is_refused(answers: list[str], match
 def test_any_accepted_answer_will_do() -> None:
     assert right("NYC", ["New York", "NYC"], "exact")
     assert not right("Boston", ["New York", "NYC"], "exact")
+
+
+@pytest.mark.parametrize("match", ["exact", "verbatim", "number", "choice"])
+@pytest.mark.parametrize("loop", ['"', "'", "`", "**", "(a) ", ", because it is"])
+def test_a_model_that_repeats_itself_is_wrong_and_ends_no_run(loop: str, match: Match) -> None:
+    """Taken off layer by layer, marks once reached Python's recursion limit, and asides took 15 seconds."""
+    began = time.process_time()
+    said = found(loop * 8192, match)
+    assert said is not None
+    assert not right(said, ["1"], match)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("said", "accepted"), [('{"a": 1}', '{"a": true}'), ('{"a": [0]}', '{"a": [false]}'), ('{"a": {}}', '{"a": []}')]
+)
+def test_true_is_not_1(said: str, accepted: str) -> None:
+    assert not right(said, [accepted], "json")
+    assert not right(accepted, [said], "json")
+    assert right(said, [said.replace("1", "1.0")], "json")

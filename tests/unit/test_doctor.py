@@ -114,6 +114,8 @@ def test_gpus_by_nvml(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert engines.gpus() == ok("gpus", "1 x NVIDIA H100, 81920 MiB, 570.1")
+    nvml.nvmlDeviceGetMemoryInfo = lambda one: absent()
+    assert engines.gpus() == ok("gpus", "1 x NVIDIA H100, memory not told, 570.1")
     nvml.nvmlInit = absent
     assert engines.gpus().mark is Mark.LACK
 

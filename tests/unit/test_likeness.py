@@ -207,3 +207,14 @@ def test_options_that_differ_are_findings_one_each_and_formats_are_not() -> None
 def test_options_without_such_groups_say_nothing() -> None:
     assert asked(variant("reference", threads=1), variant("cheap", threads=2)) == []
     assert asked(variant("reference", numerics={"a": 1}), variant("cheap")) == []
+
+
+# ---- engaged
+
+
+def test_probes_that_no_two_arms_share_prove_nothing() -> None:
+    """A candidate is no other variant because nothing of it could be compared."""
+    scored = replace(REFERENCE, probes=Probes(logprob_digests={"prose": "a"}, nats=3.0))
+    [found] = of("engaged", compare(scored, preflight()))
+    assert (found.level, found.candidate) == (Level.WARN, "cheap")
+    assert found.text == "cheap: not provable that it is another variant: no probe was scored in both arms"

@@ -1,21 +1,22 @@
 """What is proved about an engine before its first attempt."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from toys.engine import Toy, ToyOptions
+from toys.engine import Toy, ToyOptions, table
 from toys.nouns import small_folder
 from toys.runs import Silent
 
-from evalrig.engine import Launch, Scoring
+from evalrig.engine import Launch, Sampling, Scoring
 from evalrig.errors import EngineError
 from evalrig.preflight import CONVERSATIONS, PROBES, Gatekeeper, prove
 from evalrig.proof import Preflight
-from evalrig.types import Level, Variant
+from evalrig.types import Completion, Level, Variant
 from evalrig.validity import compare, expected
 
 
@@ -150,3 +151,32 @@ def test_why_a_second_process_was_refused_is_on_file(tmp_path: Path) -> None:
     assert folder.failed("cheap") == "cheap: probe `chat-system`: non-finite logprobs of given tokens"
     assert admitted(folder, toy("cheap", noise=0.1))[0]
     assert folder.failed("cheap") == ""
+
+
+class Speaking(Toy):
+    """Its answers carry logprobs, of the model or of the law at the temperature asked for."""
+
+    scaled = False
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        answer = await super().generate(ids, sampling)
+        rows = table()[[ids[-1], *answer.token_ids[:-1]]].astype(np.float64) / (
+            sampling.temperature if self.scaled else 1
+        )
+        rows -= np.logaddexp.reduce(rows, axis=1, keepdims=True)
+        return replace(answer, logprobs=tuple(rows[np.arange(len(rows)), list(answer.token_ids)]))
+
+
+class Scaling(Speaking):
+    scaled = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "level"), [(Speaking, "raw", Level.OK), (Scaling, "scaled", Level.WARN), (Toy, "", None)]
+)
+def test_logprobs_scaled_by_the_temperature_are_told_from_raw_ones(kind: type[Toy], mode: str, level: Any) -> None:
+    """vLLM's processed mode, and SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB: another law than the model's."""
+    made = toy()
+    found = proved(kind(made.variant, made.options, made.launch))
+    assert found.probes.mode == mode
+    assert [one.level for one in expected(found) if one.rule == "logprobs mode"] == ([level] if level else [])

@@ -18,8 +18,9 @@ from toys.nouns import record, small_folder, small_plan
 
 from evalrig import records
 from evalrig.errors import RunError, UsageError
+from evalrig.proof import Preflight, Probes
 from evalrig.records import RunFolder, encode, rounded
-from evalrig.types import Estimate, State, Trace
+from evalrig.types import Capacity, Estimate, Fingerprint, State, Trace
 
 
 @pytest.fixture
@@ -185,6 +186,24 @@ def test_not_a_run_folder(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path}: not a run folder (no plan.json); give the folder that `evalrig run` printed"
     )
+
+
+def test_what_a_run_of_schema_1_proved_is_read(folder: RunFolder) -> None:
+    """Else its digests would be missing, and a candidate that is the reference pass for a variant."""
+    probes = Probes(prompt_digests={"prose": "a"}, logprob_digests={"prose": "b"}, nats=2.5)
+    proved = Preflight(
+        variant="reference",
+        expect={"weights": "bf16"},
+        fingerprint=Fingerprint(engine="toy", version="1", weights="bf16", kv_cache="bf16"),
+        capacity=Capacity(kv_tokens=64),
+        probes=probes,
+    )
+    folder.write_preflight(proved)
+    path = folder.path / "variants" / "reference" / "preflight.json"
+    tree = json.loads(path.read_text())
+    old = {f"probe_{key}" if key == "nats" else key: value for key, value in tree.pop("probes").items()}
+    path.write_text(json.dumps({**tree, **old}))
+    assert folder.preflight("reference") == proved
 
 
 def test_a_folder_of_another_schema_is_refused(folder: RunFolder) -> None:

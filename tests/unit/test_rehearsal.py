@@ -112,16 +112,38 @@ def test_suites_are_cut_and_nothing_else_of_them_is_changed() -> None:
     before = load_run(content_dir("conf") / "glm-int4.yaml")
     config = small("glm-int4", ["suites.kl.epochs=5", "+suites.kl.options.top_k=20", "suites.piqa.again=0.5"])
     assert (config.suites["kl"].samples, config.suites["kl"].epochs, config.suites["piqa"].samples) == (4, 2, 4)
-    assert config.suites["kl"].options == {"top_k": 20, "tokens": 16}
+    assert config.suites["kl"].options == {"leg": "cached_prefix", "top_k": 20, "tokens": 16}
     assert config.suites["piqa"].again == 0.5
     assert config.gates == before.gates
     assert config.name == "glm-int4-rehearsal"
     assert "suites.kl: 4 of 48 samples, tokens 16, 2 of 5 epochs" in config.rehearsal.replaced
 
 
+SHIPPED = ["endpoint", "glm-factorial", "glm-int4", "kimi-fp8kv", "llama-cpp", "nvfp4", "pd"]
+
+
+@pytest.mark.parametrize("stem", SHIPPED)
+def test_every_shipped_run_file_can_be_rehearsed(stem: str) -> None:
+    """A suite that scores over a cached prefix was refused: the stand-in keeps none unless it is told to."""
+    config = small(stem)
+    rig = assemble(config, content_dir("conf") / f"{stem}.yaml", lambda _: None)
+    assert [suite.name for suite in rig.plan.suites] == list(config.suites)
+
+
+@pytest.mark.parametrize("stem", SHIPPED)
+def test_answers_of_a_rehearsal_fit_into_the_stand_ins_context(stem: str) -> None:
+    """8,192 tokens, room for a large model to think, were four times what the stand-in takes: every call failed."""
+    before = load_run(content_dir("conf") / f"{stem}.yaml").suites["short_answers"].options
+    config = small(stem)
+    assert config.suites["short_answers"].options == {**before, "max_tokens": 64}
+    if before["max_tokens"] > 64:
+        assert "suites.short_answers: 4 of 300 samples, max_tokens 64" in config.rehearsal.replaced
+
+
 def test_shorter_than_a_rehearsal_stays_as_it_is() -> None:
     config = small("glm-int4", ["+suites.kl.options.tokens=8", "suites.piqa.samples=2"])
-    assert (config.suites["kl"].options, config.suites["piqa"].samples) == ({"tokens": 8}, 2)
+    assert config.suites["kl"].options == {"leg": "cached_prefix", "tokens": 8}
+    assert config.suites["piqa"].samples == 2
 
 
 def test_a_source_with_fewer_samples_than_a_rehearsal_asks(tmp_path: Path) -> None:

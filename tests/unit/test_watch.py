@@ -65,6 +65,31 @@ def test_only_calls_that_wait_count_as_unanswered(tmp_path: Path) -> None:
     assert waited >= 0.05
 
 
+def test_calls_that_time_out_together_are_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them none is in flight for a moment: an engine that never answers was never seen to hang."""
+    engine = toy(tmp_path)
+
+    async def late(prompt: Any) -> Any:
+        await asyncio.sleep(0.1)
+        raise EngineError("no answer in time")
+
+    monkeypatch.setattr(engine, "tokenize", late)
+    pulse = Pulse(engine)
+
+    async def test() -> float:
+        for _ in range(3):
+            await asyncio.gather(engine.tokenize("a"), engine.tokenize("b"), return_exceptions=True)
+            await asyncio.sleep(0.01)
+        asked = asyncio.ensure_future(engine.tokenize("c"))
+        await asyncio.sleep(0)
+        waited = pulse.unanswered()
+        await asyncio.wait({asked})
+        assert asked.exception()
+        return waited
+
+    assert within(test) >= 0.3
+
+
 # ---- log
 
 
