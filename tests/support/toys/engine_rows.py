@@ -1,51 +1,54 @@
 """An embedded engine in this process, asked for whole rows: what its scheduler serves, without HTTP in between."""
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from evalrig.refengine.engine import Engine, Settings, Switches, start_engine
+from evalrig.refengine.engine import Settings, Switches, start_engine
 from evalrig.refengine.faults import LogitNoise
 from evalrig.refengine.jobs import Job, JobSpec, Update
 from evalrig.refengine.logprobs import LogprobWish
 from evalrig.refengine.sampling import Sampling
+from evalrig.refengine.scheduler import Scheduler
 
 F32 = NDArray[np.float32]
 POOL_BYTES = 8 << 20
 
 
+@contextmanager
+def started(
+    model: Path, *, kv_cache: str = "f32", weights: str = "bf16", fault: LogitNoise | None = None
+) -> Iterator["Served"]:
+    """An engine over a small model, and its rows; it ends with the context."""
+    settings = Settings(
+        model=model, weights=weights, kv_cache=kv_cache, pool_bytes=POOL_BYTES, switches=Switches(fault=fault)
+    )
+    with threadpool_limits(1):
+        engine = start_engine(settings)
+    try:
+        yield Served(engine.scheduler, engine.model.architecture.vocabulary, engine.server_info())
+    finally:
+        engine.scheduler.stop(10)
+
+
 class Served:
-    """Started as a context; several prompts are in the batch at a time."""
+    """What a running scheduler answers; the prompts of a call are in the batch together."""
 
-    def __init__(
-        self, model: Path, *, kv_cache: str = "f32", weights: str = "bf16", fault: LogitNoise | None = None
-    ) -> None:
-        self._settings = Settings(
-            model=model, weights=weights, kv_cache=kv_cache, pool_bytes=POOL_BYTES, switches=Switches(fault=fault)
-        )
+    def __init__(self, scheduler: Scheduler, vocabulary: int, told: Mapping[str, Any]) -> None:
+        """`told`: the body of `/server_info`, or nothing."""
+        self.told = told
+        self._scheduler, self._vocabulary = scheduler, vocabulary
         self._news: queue.Queue[tuple[int, Update]] = queue.Queue()
-
-    def __enter__(self) -> Self:
-        with threadpool_limits(1):
-            self._engine: Engine = start_engine(self._settings)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.scheduler.stop(10)
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """The body of `/server_info`."""
-        return self._engine.server_info()
 
     def rows(self, prompts: Sequence[Sequence[int]]) -> list[F32]:
         """Log-probabilities of the whole vocabulary after each token but the last, [len - 1, V] a prompt."""
-        every = tuple(range(self._engine.model.architecture.vocabulary))
+        every = tuple(range(self._vocabulary))
         wish = LogprobWish(start=0, ids=every)
         jobs = self._run(prompts, [wish] * len(prompts))
         return [np.stack([_there(row.wanted) for row in job.input_rows]) for job in jobs]
@@ -91,7 +94,7 @@ class Served:
                 sampling=Sampling() if sampling is None else sampling[at],
                 wish=wish,
             )
-            jobs.append(self._engine.scheduler.submit(spec, lambda update, at=at: self._news.put((at, update))))
+            jobs.append(self._scheduler.submit(spec, lambda update, at=at: self._news.put((at, update))))
         open_jobs = set(range(len(jobs)))
         while open_jobs:
             at, update = self._news.get(timeout=60)

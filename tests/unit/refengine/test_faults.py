@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys.engine_rows import Served
+from toys.engine_rows import started
 from toys.gguf_model import tiny_model
 
 from evalrig.engine import Launch
@@ -42,7 +42,7 @@ def test_noise_is_normal_and_follows_from_seed_and_tokens() -> None:
 
 
 def test_an_engine_with_noise_repeats_itself_and_decodes_what_it_scores(tiny: Path) -> None:
-    with Served(tiny) as plain, Served(tiny, fault=NOISE) as noisy:
+    with started(tiny) as plain, started(tiny, fault=NOISE) as noisy:
         first, [again, short] = noisy.rows([TEXT])[0], noisy.rows([TEXT, TEXT[:20]])
         # to rounding: not every BLAS kernel gives a row the same bits in every batch
         assert np.abs(first - again).max() < 2e-5
@@ -50,8 +50,8 @@ def test_an_engine_with_noise_repeats_itself_and_decodes_what_it_scores(tiny: Pa
         assert 0.05 < np.abs(first - plain.rows([TEXT])[0]).mean() < 0.2
         [(ids, decoded)] = noisy.draw([TEXT[:20]], tokens=12, seed=3)
         assert decoded == pytest.approx(noisy.chosen([TEXT[:20] + ids], start=20)[0], abs=1e-5)
-        assert plain.info["faults"] == []
-        assert noisy.info["faults"] == ["logit_noise=0.1:7"]
+        assert plain.told["faults"] == []
+        assert noisy.told["faults"] == ["logit_noise=0.1:7"]
 
 
 @pytest.mark.parametrize(
