@@ -36,7 +36,9 @@ class LogitNoise:
         """A row of logits [vocabulary] with its noise; `tokens` are those that it follows."""
         place = zlib.crc32(np.asarray(tokens, dtype="<i4").tobytes())
         draws = np.random.Generator(np.random.Philox(key=np.array([self.seed, place], dtype=np.uint64)))
-        return row + np.float32(self.sigma) * draws.standard_normal(len(row), dtype=np.float32)
+        noise = draws.standard_normal(len(row), dtype=np.float32)
+        noise *= np.float32(self.sigma)
+        return row + noise
 
 
 def fault_of(text: str, where: str) -> LogitNoise:

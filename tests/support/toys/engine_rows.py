@@ -1,7 +1,7 @@
 """An embedded engine in this process, asked for whole rows: what its scheduler serves, without HTTP in between."""
 
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ POOL_BYTES = 8 << 20
 @contextmanager
 def started(
     model: Path, *, kv_cache: str = "f32", weights: str = "bf16", fault: LogitNoise | None = None
-) -> Iterator["Served"]:
+) -> Generator["Served"]:
     """An engine over a small model, and its rows; it ends with the context."""
     settings = Settings(
         model=model, weights=weights, kv_cache=kv_cache, pool_bytes=POOL_BYTES, switches=Switches(fault=fault)

@@ -47,12 +47,18 @@ def texts_and_logprobs(served: Served, temperature: float) -> tuple[list[list[in
     return texts, np.concatenate([logprobs for _, logprobs in drawn]), prompt
 
 
+@pytest.fixture(scope="module")
+def drawn(reference: Served) -> tuple[list[list[int]], F64, NDArray[np.int64], NDArray[np.float32]]:
+    """As above, at temperature 1, and the reference's whole rows."""
+    texts, logprobs, prompt = texts_and_logprobs(reference, temperature=1.0)
+    return texts, logprobs, prompt, np.concatenate([rows[7:] for rows in reference.rows(texts)])
+
+
 @pytest.mark.parametrize("other", [{"kv_cache": "fp8_e4m3"}, {"weights": "int4"}], ids=["fp8kv", "int4"])
 def test_k3_of_tokens_that_the_reference_drew_holds_the_exact_kl(
-    tiny: Path, reference: Served, other: dict[str, Any]
+    tiny: Path, drawn: tuple[list[list[int]], F64, NDArray[np.int64], NDArray[np.float32]], other: dict[str, Any]
 ) -> None:
-    texts, log_p, prompt = texts_and_logprobs(reference, temperature=1.0)
-    p = np.concatenate([rows[7:] for rows in reference.rows(texts)])
+    texts, log_p, prompt, p = drawn
     with started(tiny, **other) as candidate:
         q = np.concatenate([rows[7:] for rows in candidate.rows(texts)])
         log_q = np.concatenate(candidate.chosen(texts, start=8))
@@ -73,7 +79,7 @@ def test_tokens_drawn_colder_would_miss_the_exact_kl_and_are_refused(tiny: Path,
     unseen = monte_carlo(log_p, log_q, prompt, PLAIN)
     assert not unseen.consistent, "the mean of q/p tells that the tokens were not drawn at 1"
     assert not unseen.k3.low < full_distances(p, q).kl.mean() < unseen.k3.high
-    with pytest.raises(ValueError, match="drawn at temperature 0.4"):
+    with pytest.raises(ValueError, match=r"drawn at temperature 0\.4"):
         monte_carlo(log_p, log_q, prompt, Drawn(temperature=0.4, truncated=False, raw=True))
 
 

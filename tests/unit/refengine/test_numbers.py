@@ -26,8 +26,8 @@ from evalrig.refengine.tokenizer import Tokenizer
 DATA = Path(__file__).parent / "data"
 STORED = np.load(DATA / "kl_text_logprobs.npz")
 IDS = [int(i) for i in STORED["ids"]]
-AUDITED = slice(0, None, 97)
-"""Rows whose whole vocabulary is known: about 1 %."""
+AUDITED = slice(0, None, 20)
+"""Rows whose whole vocabulary is known. 1 % of so short a text would be six: too few to see how far tails differ."""
 ROUNDING = 2e-6
 """Of float32 log-probabilities, on any bound."""
 
@@ -151,7 +151,7 @@ def test_bounds_hold_on_every_position(
     ):
         assert (low <= value + ROUNDING).all()
         assert (value <= high + ROUNDING).all()
-    assert np.isfinite(found.kl_high).all()
+    assert np.isfinite(found.kl_high).all(), "no position contradicts the assumption"
     assert (dual >= found.kl_low).all()
     assert (bounds(p, q).kl_high == np.inf).all(), "without an assumption nothing bounds KL from above"
     least = {5: 0.4, 20: 0.65, 100: 0.8}[k]
@@ -172,7 +172,8 @@ def test_what_is_served_as_top_20_agrees_with_the_whole_vocabulary(
         sides.append(TopK(ids=ids, logprobs=top))
     scheduler.stop(10)
     plain, other, exact = reference.astype(np.float32)[:-1], variants["fp8kv"][:-1], truth["fp8kv"]
-    found = bounds(*sides, largest_tail_ratio(plain[AUDITED], other[AUDITED], 20))
+    p, q = sides
+    found = bounds(p, q, largest_tail_ratio(plain[AUDITED], other[AUDITED], 20))
     for low, value, high in (
         (found.kl_low, exact.kl, found.kl_high),
         (found.tv_low, exact.tv, found.tv_high),
@@ -180,7 +181,7 @@ def test_what_is_served_as_top_20_agrees_with_the_whole_vocabulary(
     ):
         assert low.mean() <= value[:-1].mean() <= high.mean()
     whole = audit(plain, other, 20)
-    served = merged_bucket(sides[0].ids, sides[0].logprobs, sides[1].ids, sides[1].logprobs)
+    served = merged_bucket(p.ids, p.logprobs, q.ids, q.logprobs)
     assert served.kl.mean() == pytest.approx(whole.kl_merged_mean, rel=0.02)
     assert whole.lost_share is not None
     assert 0.1 < whole.lost_share < 0.3
