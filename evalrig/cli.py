@@ -72,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     _verb(verbs, "list", _list, "kinds of engines, suites, gates and runners; shipped run files; fetched data", [])
     other = {"metavar": "PYTHON", "nargs": "?", "default": "python3", "help": "of SGLang's or vLLM's environment"}
     _verb(verbs, "doctor", _doctor, "say what is here and what each lack means", [("python", other)])
+    pair = [
+        (
+            "first",
+            {"metavar": "BASE", "type": Path, "help": "of llama-perplexity's --kl-divergence-base, by the reference"},
+        ),
+        ("second", {"metavar": "CANDIDATE", "type": Path, "help": "another, by the candidate over the same text"}),
+    ]
+    _verb(verbs, "kld", _kld, "print llama-perplexity's KL table of two of its files of log-probabilities", pair)
     target = [("target", {"metavar": "DIR", "type": Path, "nargs": "?", "default": Path(), "help": "default: here"})]
     _verb(verbs, "init", _init, "copy a starter run file and a CI recipe; never overwrites", target)
     source = [
@@ -199,6 +207,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
     signs = examine(arguments.python)
     sys.stdout.write(shown(signs))
     return 2 if needed(signs) else 0
+
+
+def _kld(arguments: argparse.Namespace) -> int:
+    from evalrig.llama_cpp.kld_table import compare, table
+    from evalrig.llama_cpp.logits_file import open_logits
+
+    sys.stdout.write(table(compare(open_logits(arguments.first), open_logits(arguments.second))))
+    return 0
 
 
 def _init(arguments: argparse.Namespace) -> int:

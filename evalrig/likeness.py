@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from evalrig.proof import Preflight, RungOutcome
-from evalrig.types import REFERENCE, Finding, Level, Variant
+from evalrig.types import FAULTS, REFERENCE, Finding, Level, Variant
 
 BITS: Final[Mapping[str, float]] = {
     **{"f32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "mxfp8": 8.25},
@@ -54,7 +54,11 @@ def _word(value: Any) -> str:
 
 
 def alone(found: Preflight) -> Iterator[Finding]:
-    """What one arm says of itself."""
+    """What one arm says of itself: faults switched on, scales of its KV cache, mode of its logprobs."""
+    if faults := found.fingerprint.flags.get(FAULTS):
+        scope = "" if found.variant.startswith(REFERENCE) else found.variant
+        text = f"{found.variant}: its engine is wrong on purpose ({faults}): this proves rules, not a variant"
+        yield Finding(rule="fault", level=Level.INVALID, text=text, candidate=scope)
     yield from _mode(found)
     yield from _scales(found)
 

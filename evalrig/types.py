@@ -50,6 +50,8 @@ NON_FINITE = "the engine gave non-finite logprobs"
 
 SPLIT = "split"
 """Flag of a fingerprint: the engine prefills and decodes in different servers."""
+FAULTS = "faults"
+"""Flag of a fingerprint: what was switched on to make the engine wrong, for a test of the rules."""
 NO_ANSWER = "failed"
 """`finish` of a trace whose call failed: missing in every arm."""
 

@@ -13,7 +13,7 @@ from evalrig.process import Process
 from evalrig.refengine.architecture import family_of
 from evalrig.sglang_wire import Client
 from evalrig.troubles import REFENGINE
-from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.types import FAULTS, Capacity, Completion, Fingerprint, Message, Variant
 
 WEIGHTS = ("bf16", "fp8", "int4", "int4-asym", "f32")
 KV_CACHES = ("bf16", "fp8_e4m3", "f32")
@@ -42,6 +42,8 @@ class RefengineOptions:
     """Keep thinking apart in chat answers: think (`<think>...</think>`); none: it stays text."""
     prefix_cache: bool = False
     """Keep prompts for requests that begin alike. Off for scoring: numbers are the same, work and `cached_tokens` are not."""
+    fault: str = ""
+    """For tests: be wrong on purpose, as `logit_noise=SIGMA:SEED`. Makes every run invalid."""
 
 
 class Refengine(Engine):
@@ -86,6 +88,10 @@ class Refengine(Engine):
         for key, (chosen, known) in parsers.items():
             if chosen is not None and chosen not in known:
                 raise UsageError(f"{where}.args.{key}: no parser {chosen!r}; known: {', '.join(known)}")
+        if options.fault:
+            from evalrig.refengine.faults import fault_of
+
+            fault_of(options.fault, f"{where}.args.fault")
         if not cls.content(variant):
             _look(Path(variant.weights).expanduser(), f"{where}.weights")
 
@@ -106,6 +112,7 @@ class Refengine(Engine):
         argv += [] if o.tool_call_parser is None else ["--tool-call-parser", o.tool_call_parser]
         argv += [] if o.reasoning_parser is None else ["--reasoning-parser", o.reasoning_parser]
         argv += ["--prefix-cache"] if o.prefix_cache else []
+        argv += ["--fault", o.fault] if o.fault else []
         await self._process.start(argv)
 
         async def ready() -> bool:
@@ -147,6 +154,9 @@ class Refengine(Engine):
         info = self._info
         flags = ("kv_scale", "quantization_recipe", "context_length", "page_size", "exact", "blas", "numpy_version")
         flags += ("tool_call_parser", "reasoning_parser", "disable_radix_cache")
+        told = {key: _words(info[key]) for key in flags if info.get(key) is not None}
+        if info.get("faults"):
+            told[FAULTS] = ", ".join(info["faults"])
         return Fingerprint(
             engine="refengine",
             version=str(info["version"]),
@@ -155,7 +165,7 @@ class Refengine(Engine):
             weights_digest=str(info["model_sha256"]),
             tokenizer_digest=str(info["tokenizer_sha256"]),
             template_digest=str(info["chat_template_sha256"]),
-            flags={key: _words(info[key]) for key in flags if info.get(key) is not None},
+            flags=told,
             device="cpu",
         )
 

@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tool-call-parser", choices=("hermes",), help="take tool calls out of chat answers")
     parser.add_argument("--reasoning-parser", choices=("think",), help="keep thinking apart in chat answers")
+    parser.add_argument("--fault", help="for tests: be wrong on purpose, as logit_noise=SIGMA:SEED")
     parser.add_argument("--threads", type=int, default=1, help="BLAS threads (1)")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=30000, help="0: the system chooses (30000)")
@@ -126,6 +127,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _settings(options: argparse.Namespace) -> "Settings":
     from evalrig.refengine.engine import DEFAULT_POOL_BYTES, Settings, Switches
+    from evalrig.refengine.faults import fault_of
 
     return Settings(
         model=options.model,
@@ -141,6 +143,7 @@ def _settings(options: argparse.Namespace) -> "Settings":
             prefix_cache=options.prefix_cache,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
+            fault=None if options.fault is None else fault_of(options.fault, "--fault"),
         ),
     )
 
@@ -156,6 +159,8 @@ def _serve(options: argparse.Namespace, listener: socket.socket) -> None:
         options.weights,
         engine.exact_holds,
     )
+    if options.fault is not None:
+        logging.warning("FAULT switched on: %s. Every answer is wrong on purpose.", options.fault)
     try:
         asyncio.run(_run(engine, listener, options.port_file))
     finally:

@@ -15,6 +15,7 @@ from evalrig.refengine.architecture import FAMILIES
 from evalrig.refengine.cache import BLOCK, PAGE, PagedCache
 from evalrig.refengine.chat_template import ChatTemplate
 from evalrig.refengine.exactness import batch_invariant
+from evalrig.refengine.faults import LogitNoise
 from evalrig.refengine.formats import KV_FORMATS, WEIGHT_FORMATS, KvFormat
 from evalrig.refengine.kv_scales import PER_HEAD, per_head_scales
 from evalrig.refengine.messages import ChatFormat
@@ -41,6 +42,8 @@ class Switches:
     """One of `tool_calls.PARSERS`; None: calls stay text."""
     reasoning_parser: str | None = None
     """One of `reasoning.PARSERS`; None: thinking stays text."""
+    fault: LogitNoise | None = None
+    """Makes the engine wrong on purpose, for tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +156,7 @@ class Engine:
             "tokenizer_sha256": self.tokenizer.sha256,
             "chat_template_sha256": self.template.sha256,
             "eos_token_ids": list(self.tokenizer.end_ids),
+            "faults": [] if settings.switches.fault is None else [str(settings.switches.fault)],
             "output_logprobs": "of temperature 1, whatever the temperature",
             "exact": {"requested": settings.switches.exact, "holds": self.exact_holds},
             **_environment(),
@@ -215,7 +219,7 @@ def start_engine(settings: Settings) -> Engine:
         cache.keep_prefixes()
     # Where padding does not make results independent of the batch, it would only cost time.
     stepper = Stepper(model, cache, context=context, exact=settings.switches.exact and holds)
-    scheduler = Scheduler(stepper, cache, tokenizer, chunk=settings.chunk)
+    scheduler = Scheduler(stepper, cache, tokenizer, chunk=settings.chunk, fault=settings.switches.fault)
     scheduler.start()
     return Engine(
         settings=settings,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from evalrig.refengine.arrays import F32
 from evalrig.refengine.cache import BLOCK, OutOfPages, PagedCache
+from evalrig.refengine.faults import LogitNoise
 from evalrig.refengine.jobs import Job, JobSpec, Update
 from evalrig.refengine.logprobs import row_logprobs
 from evalrig.refengine.metrics import Counters
@@ -45,10 +46,19 @@ class _Part:
 class Scheduler:
     """Owns the stepper, the cache and the jobs. `submit` and `abort` may be called from any thread."""
 
-    def __init__(self, stepper: Stepper, cache: PagedCache, tokenizer: Tokenizer, *, chunk: int) -> None:
-        """`chunk`: most tokens a step; decoding jobs come first, prompts fill the rest."""
+    def __init__(
+        self,
+        stepper: Stepper,
+        cache: PagedCache,
+        tokenizer: Tokenizer,
+        *,
+        chunk: int,
+        fault: LogitNoise | None = None,
+    ) -> None:
+        """`chunk`: most tokens a step; decoding jobs come first, prompts fill the rest. `fault`: what makes it wrong."""
         self.counters = Counters()
         self._stepper, self._cache, self._tokenizer, self._chunk = stepper, cache, tokenizer, chunk
+        self._fault = fault
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
@@ -196,6 +206,8 @@ class Scheduler:
     def _take(self, job: Job, position: int, row: F32) -> None:
         """Uses the logits at `position`, which tell about the token at the next one."""
         spec = job.spec
+        if self._fault is not None:
+            row = self._fault.onto(row, [*spec.prompt, *job.output_ids][: position + 1])
         if position + 1 < len(spec.prompt):
             if spec.wish is not None:
                 job.input_rows.append(row_logprobs(row, spec.wish, spec.prompt[position + 1]))

@@ -8,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from toys.logits_files import write_logits
 from toys.runs import run_file
 
 from evalrig import fetch
@@ -238,3 +240,19 @@ def test_help_names_the_exit_codes_and_the_next_step(tmp_path: Path) -> None:
     assert "5 rehearsal complete (no verdict)" in out
     for verb in ("run", "rehearse", "doctor", "resume", "judge", "report", "show", "list", "init", "fetch"):
         assert f"\n    {verb} " in out
+
+
+def test_kld_prints_llama_cpp_s_table_or_one_line(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tokens, logits = rng.integers(0, 50, (4, 64)), rng.normal(0, 2, (4, 64, 50))
+    write_logits(tmp_path / "base", tokens, logits)
+    write_logits(tmp_path / "candidate", tokens, logits + rng.normal(0, 0.1, logits.shape))
+    write_logits(tmp_path / "elsewhere", tokens[:, ::-1], logits)
+    code, out, err = evalrig("kld", "base", "candidate", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert "====== KL divergence statistics ======\nMean    KLD:   0.00" in out
+    assert out.splitlines()[-1].startswith("Same top p: ")
+    for other, words in (("elsewhere", "other tokens than base"), ("nothing", "cannot be read")):
+        code, out, err = evalrig("kld", "base", other, cwd=tmp_path)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"evalrig: {other}: {words}")
