@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from evalrig.analysis.certificate import Certificate as Bound
 from evalrig.analysis.paired import MIN_CLUSTERS
-from evalrig.analysis.responses import BEGINNING, Parts, Responses, sequence_certificate, tv_against
+from evalrig.analysis.responses import BEGINNING, Parts, Responses, sampled_kl, sequence_certificate, tv_against
 from evalrig.errors import UsageError
 from evalrig.gate import Evidence, Gate, outcome_of
 from evalrig.plan import GatePlan
@@ -60,10 +60,11 @@ class Certificate(Gate):
         bound = sequence_certificate(found, parts, evidence.alpha)
         below, above = tv_against(parts, self.plan.margin)
         outcome = outcome_of(below, above, evidence.alpha)
-        reason = self._words(bound, outcome)
-        if bound.assumptions and outcome is not CheckOutcome.UNDECIDED:
+        reason = f"{self._words(bound, outcome)}{self._limits(found, parts)}"
+        doubtful = bound.assumptions if outcome is CheckOutcome.PASSED else _unlike(found, evidence.alpha)
+        if doubtful and outcome is not CheckOutcome.UNDECIDED:
             outcome, below, above = CheckOutcome.UNDECIDED, 1.0, 1.0
-            reason = f"held back, it would rest on this: {'; '.join(bound.assumptions)} ({reason})"
+            reason = f"held back, it would rest on this: {'; '.join(doubtful)} ({reason})"
         return Check(
             gate=self.plan.name,
             suite=self.plan.suite,
@@ -93,9 +94,23 @@ class Certificate(Gate):
         empty = ", which is vacuous: too far for a bound, and no sign of a loss" if bound.status == "vacuous" else ""
         return f"cannot certify {margin}: the bound is {points}{empty} ({where})"
 
+    def _limits(self, found: Responses, parts: Parts) -> str:
+        """What the bound does not speak of."""
+        cut = found.cut if self.options.part == "response" else 0
+        words = f"; {cut} of them were cut: said of the first {int(parts.tokens.max())} tokens only" if cut else ""
+        return words + (f"; {found.given} given streams left out" if found.given else "")
+
 
 def _parts(found: Responses, part: str) -> Parts:
     return {"response": found.whole, "beginning": found.beginning, "call": found.calls}[part]
+
+
+def _unlike(found: Responses, alpha: float) -> tuple[str, ...]:
+    """Why a failure may be that of the log-probabilities. By token: far models keep whole responses from the mean of 1."""
+    k3 = sampled_kl(found, alpha)
+    if k3.consistent:
+        return ()
+    return (f"the mean of q/p over tokens is {k3.mean_ratio:.3g} and not 1, yet the logprobs are those drawn from",)
 
 
 def _refusal(found: Responses, parts: Parts, words: str) -> str:

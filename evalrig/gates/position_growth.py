@@ -63,7 +63,7 @@ class PositionGrowth(Gate):
             f"{found.per_doubling:+.1%} per doubling of the position ({100 * (1 - 2 * alpha):g} % interval "
             f"{found.low:+.1%} to {found.high:+.1%}), {found.prompts} prompts"
         )
-        margin = f"{self.plan.margin:.3g}"
+        margin = f"{100 * self.plan.margin:.3g} %"
         if outcome is CheckOutcome.FAILED:
             return f"the distance grows along the answer by more than {margin} per doubling: {seen}"
         if outcome is CheckOutcome.PASSED:
