@@ -52,8 +52,9 @@ class Client(Wire):
         body = {"tokens": [[i] for i in ids], "skip_special_tokens": False}
         reply, _ = await self.call("POST", "/detokenize", body)
         with self.shape("/detokenize"):
-            texts = tuple(characters(text) for text in reply["text"])
-        if len(texts) != len(ids):
+            told = reply["text"]
+            texts = tuple(characters(text) for text in told)
+        if isinstance(told, str) or len(texts) != len(ids):
             raise EngineError(f"{self.name}: {len(texts)} texts for {len(ids)} tokens")
         return texts
 
