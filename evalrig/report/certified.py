@@ -54,7 +54,7 @@ def _row(name: str, part: str, bound: Certificate, unit: str) -> CertificateRow:
         sentence=sentence(bound),
         estimate=f"{significant(scale * bound.estimate)} {unit}",
         prompts=f"{bound.prompts:,}",
-        method=bound.method,
+        method=bound.method if unit == "points" else f"{bound.method}; KL by k3 of the drawn tokens",
         assumptions="; ".join(bound.assumptions) or "none",
     )
 

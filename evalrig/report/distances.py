@@ -237,7 +237,7 @@ def _ratio(column: _Arm) -> str:
 
 def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], columns: list[_Arm]) -> list[str]:
     width = _width(gathered, suite)
-    notes = [f"Every distance above is a lower bound: it is taken on the {width} most probable tokens of both sides."]
+    notes = [f"Every KL here but k3 is a lower bound: it is taken on the {width} most probable tokens of both sides."]
     for name, arm in arms.items():
         rows = arm.audits.get(suite.name)
         if rows is None or not width or not all((side < np.inf).all() for side in (rows.reference, rows.candidate)):

@@ -35,12 +35,11 @@ def maps(arms: Arms, confidence: str) -> tuple[Table, ...]:
 
 
 def _classes(arms: Arms, confidence: str) -> Table:
-    told = min((one.told for _, one in arms), default=0)
-    of = max((len(one.places) for _, one in arms), default=0)
+    told, of = sum(one.told for _, one in arms), sum(len(one.places) for _, one in arms)
     if not told:
         note = "Not available: the reference's engine gives no texts of tokens, so what a token is for cannot be told."
         return Table(title="By class of token", columns=COLUMNS, rows=(), note=note, named=1)
-    some = "" if told == of else f" Only {told:,} of {of:,} answers have texts of their tokens."
+    some = "" if told == of else f" Only {told:,} of {of:,} scored answers have texts of their tokens."
     note = f"What a token is for, by rules on the answer's text; {confidence} intervals over prompts.{some}"
     return _table("By class of token", [(name, one.result.classes) for name, one in arms], note)
 
