@@ -182,6 +182,10 @@ class Engine(ABC):
     async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """Token ids of a text, or of a conversation through the engine's own chat template (ready for an answer)."""
 
+    async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Text of each token by itself, special ones included; empty: the engine has no route for it."""
+        return ()
+
     @abstractmethod
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """Continue token ids."""

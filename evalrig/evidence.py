@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalrig.analysis.kl import merged_bucket
+from evalrig.analysis.responses import Responses
 from evalrig.gate import AuditRows, Distances, Evidence, Pairs
 from evalrig.plan import Plan, SuitePlan
 from evalrig.records import RunFolder
+from evalrig.streams import Streamed, Texts, spoken, streamed
 from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, REFERENCE, Metric, Record, State
 
@@ -40,6 +42,8 @@ class Gathered:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.plan: Plan = folder.plan()
+        self._texts: dict[str, Texts] = {}
+        self._streamed: dict[tuple[str, str], Streamed | None] = {}
         self.samples = {suite.name: {s.id: s for s in folder.samples(suite.name)} for suite in self.plan.suites}
         self.records: dict[tuple[str, str], list[Record]] = {
             (variant.name, suite.name): folder.records(variant.name, suite.name)
@@ -74,7 +78,33 @@ class Gathered:
             distances={name: found for name, found in distances.items() if found is not None},
             audits={name: found for name, found in audits.items() if found is not None},
             floors=self.floors,
+            growths={
+                suite.name: found.result.by_position.growth
+                for suite in traced
+                if (found := self.streamed(suite, candidate)) and found.result.by_position.growth
+            },
+            responses={suite.name: self.spoken(suite, candidate) for suite in traced},
         )
+
+    def texts(self, suite: SuitePlan) -> Texts:
+        """What the reference's traces say of their tokens; read once."""
+        if suite.name not in self._texts:
+            self._texts[suite.name] = Texts(self.folder.traces(suite.name))
+        return self._texts[suite.name]
+
+    def streamed(self, suite: SuitePlan, arm: str) -> Streamed | None:
+        """Distances of one arm on one suite, measured once; None where nothing can be read."""
+        key = suite.name, arm
+        if key not in self._streamed:
+            joined, samples, texts = self.joined(suite, arm), self.samples[suite.name], self.texts(suite)
+            self._streamed[key] = streamed(joined, samples, texts, self.plan.header.alpha)
+        return self._streamed[key]
+
+    def spoken(self, suite: SuitePlan, arm: str) -> Responses:
+        """The responses that the reference drew and that `arm` scored."""
+        found = [self.folder.preflight(name) for name in (REFERENCE, arm)]
+        modes = [str(one.fingerprint.flags.get("logprobs_mode", "")) if one else "" for one in found]
+        return spoken(self.joined(suite, arm), self.samples[suite.name], self.texts(suite), modes)
 
     @cached_property
     def floors(self) -> dict[str, Distances]:

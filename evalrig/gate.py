@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evalrig.analysis.growth import Growth
+from evalrig.analysis.responses import Responses
 from evalrig.plan import GatePlan
 from evalrig.types import Check, CheckOutcome, Metric
 
@@ -69,6 +71,10 @@ class Evidence:
     audits: Mapping[str, AuditRows]
     floors: Mapping[str, Distances]
     """Suite -> reference against `reference_again`."""
+    growths: Mapping[str, Growth] = field(default_factory=dict[str, Growth])
+    """Suite -> how the distance changes along the answer."""
+    responses: Mapping[str, Responses] = field(default_factory=dict[str, Responses])
+    """Suite -> whole responses that the reference drew."""
 
 
 class Gate(ABC):

@@ -45,6 +45,19 @@ class Client(Wire):
         with self.shape("/tokenize"):
             return tuple(int(i) for i in reply["tokens"])
 
+    async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Text of each token by itself: a part of a character is shown as U+FFFD."""
+        if not ids:
+            return ()
+        body = {"tokens": [[i] for i in ids], "skip_special_tokens": False}
+        reply, _ = await self.call("POST", "/detokenize", body)
+        with self.shape("/detokenize"):
+            told = reply["text"]
+            texts = tuple(characters(text) for text in told)
+        if isinstance(told, str) or len(texts) != len(ids):
+            raise EngineError(f"{self.name}: {len(texts)} texts for {len(ids)} tokens")
+        return texts
+
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """Continue `ids`; the logprob of each new token comes along."""
         self.check_ids(ids)

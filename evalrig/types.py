@@ -215,6 +215,8 @@ class Trace:
     token_ids: tuple[int, ...]
     text: str = ""
     finish: str = ""
+    pieces: tuple[str, ...] = ()
+    """Text of each token, special ones included; empty: the engine does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,19 @@ def growth(sums: LineSums, alpha: float = 0.05) -> Growth | None:
     )
 
 
+def growth_against(found: Growth, margin: float, alpha: float = 0.05) -> tuple[float, float]:
+    """p-values of "grows by `margin` or more" and of "by `margin` or less"; both 1 where no claim can be made.
+
+    `alpha`: that of the limits of `found`, which hold its standard error.
+    """
+    if found.prompts < MIN_CLUSTERS or not -1.0 < found.low < found.per_doubling:
+        return 1.0, 1.0
+    df, slope = found.prompts - 1, math.log1p(found.per_doubling)
+    se = (slope - math.log1p(found.low)) / -float(special.stdtrit(df, alpha))
+    t = (slope - math.log1p(margin)) / se
+    return float(special.stdtr(df, t)), float(special.stdtr(df, -t))
+
+
 def _relative(slope: float) -> float:
     return math.expm1(min(slope, 700.0))
 

@@ -196,6 +196,15 @@ class StreamSums:
         self._rows += rows
         self._readable += readable
 
+    def by_prompt(self) -> tuple[FloatArray, FloatArray]:
+        """Sum of KL and number of tokens of each prompt [G], infinite values as the largest finite one."""
+        return self._means[0].filled(float(self._finite_largest[0]))[:, 0], self._means[0].sizes[:, 0]
+
+    @property
+    def readable(self) -> int:
+        """Positions that count."""
+        return self._readable
+
     def result(self, names: Sequence[str], alpha: float) -> StreamResult:
         """The estimates. Raises ValueError without a readable position."""
         if not self._readable:

@@ -141,6 +141,10 @@ class Endpoint(Engine):
             raise EngineError(f"{self.variant.name}: OpenAI's routes give no token ids of a text")
         return await self.client.tokenize(prompt)
 
+    async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """See `Engine.pieces`; of SGLang's routes only."""
+        return await self._client.pieces(ids) if isinstance(self._client, sglang_wire.Client) else ()
+
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """See `Engine.generate`."""
         return await self.client.generate(ids, sampling)

@@ -242,6 +242,11 @@ class LlamaCpp(Engine):
         """See `Engine.tokenize`."""
         return await self.client.tokenize(prompt)
 
+    async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """See `Engine.pieces`: the server's route joins the tokens it is given, so each is asked for alone."""
+        texts = {token: await self.client.detokenize([token]) for token in dict.fromkeys(ids)}
+        return tuple(texts[token] for token in ids)
+
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """See `Engine.generate`."""
         return await self.client.generate(ids, sampling)

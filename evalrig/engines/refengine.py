@@ -181,6 +181,10 @@ class Refengine(Engine):
         """See `Engine.tokenize`."""
         return await self.client.tokenize(prompt)
 
+    async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """See `Engine.pieces`."""
+        return await self.client.pieces(ids)
+
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """See `Engine.generate`."""
         return await self.client.generate(ids, sampling)

@@ -313,6 +313,11 @@ class Sglang(Launched):
         front = self._split.front if self._split else self.client
         return await self.guarded(front.tokenize(prompt))
 
+    async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """See `Engine.pieces`."""
+        front = self._split.front if self._split else self.client
+        return await self.guarded(front.pieces(ids))
+
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """See `Engine.generate`."""
         return await self.guarded(self.client.generate(ids, sampling))

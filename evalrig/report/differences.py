@@ -6,6 +6,7 @@ from evalrig.analysis.paired import PairedTest, flags, noninferiority
 from evalrig.evidence import Gathered
 from evalrig.gate import Pairs
 from evalrig.plan import GatePlan, Plan, SuitePlan
+from evalrig.report.sentences import OWN
 from evalrig.report.shown import Bar, DifferenceRow, Forest, MetricView, SuiteView
 from evalrig.report.words import NOTHING, amount, count, interval, listed, margin_words, minus, p_value, units
 from evalrig.types import AGAIN, Check, CheckOutcome, Metric, Verdict
@@ -39,7 +40,7 @@ def _suite(gathered: Gathered, verdict: Verdict, suite: SuitePlan) -> SuiteView:
 
 def gate_on(plan: Plan, suite: str, metric: str) -> GatePlan | None:
     """The gate that judges a metric; a gating one before a diagnostic one."""
-    gates = [gate for gate in plan.gates if (gate.suite, gate.metric) == (suite, metric)]
+    gates = [gate for gate in plan.gates if (gate.suite, gate.metric) == (suite, metric) and gate.kind not in OWN]
     return min(gates, key=lambda gate: not gate.gating, default=None)
 
 

@@ -6,21 +6,38 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evalrig.analysis.kl import audit
+from evalrig.analysis.aligned import TopK
+from evalrig.analysis.kl import audit, truncate
 from evalrig.analysis.kl_excess import Excess, excess
-from evalrig.analysis.kl_summary import KlSummary, OctaveRow, by_octave, delta_p, summary
+from evalrig.analysis.kl_summary import KlSummary, OctaveRow, Quantile
+from evalrig.analysis.kl_sums import MeanRow
+from evalrig.analysis.topk_bounds import bounds, dual_low, largest_tail_ratio
 from evalrig.evidence import Gathered, tokens_file
-from evalrig.gate import Distances, Evidence
+from evalrig.gate import AuditRows, Distances, Evidence
 from evalrig.plan import Plan, SuitePlan
+from evalrig.report.certified import certificates
 from evalrig.report.differences import gate_on
-from evalrig.report.shown import Bar, Curve, DistanceView, Row
+from evalrig.report.far import far
+from evalrig.report.maps import growth_words, maps
+from evalrig.report.shown import Bar, Curve, DistanceView, Maps, Positions, Row, Table
 from evalrig.report.words import NOTHING, count, level, percent, short, significant, span
+from evalrig.streams import Streamed
 from evalrig.tokens import read_tokens
-from evalrig.types import REFERENCE, State
+from evalrig.types import AGAIN, REFERENCE, State
 
 FLOOR = "floor (A/A)"
 UNRESOLVED = "tail not resolved"
+QUANTILES = (
+    ("median", ""),
+    ("p90", "exceeded by 1 token in 10"),
+    ("p95", "exceeded by 1 token in 20"),
+    ("p99", "exceeded by 1 token in 100"),
+    ("p99.9", "exceeded by 1 token in 1,000"),
+    ("largest", "one token; no interval"),
+)
+"""In the order of `kl_summary.LEVELS`."""
 LEGS: Mapping[str, str] = {
     "cached_prefix": "The tokens were scored after their prompt was read from the KV cache; none was written while decoding."
 }
@@ -32,84 +49,94 @@ class _Arm:
     """One column of the table."""
 
     name: str
-    tokens: Distances
-    """Without the positions that have no number."""
-    broken: int
-    seen: KlSummary
-    octaves: tuple[OctaveRow, ...]
+    found: Streamed
     above: Excess | None
     """None for the floor itself."""
+
+    @property
+    def seen(self) -> KlSummary:
+        """Mean and tail."""
+        return self.found.result.summary
+
+    @property
+    def octaves(self) -> tuple[OctaveRow, ...]:
+        """Along the answer."""
+        return self.found.result.by_position.octaves
+
+    def mean(self, measure: str) -> MeanRow | None:
+        """Mean of a measure over tokens; see `kl_sums.MEASURES`."""
+        return next((row for row in self.found.result.means if row.name == measure), None)
 
 
 def distances(gathered: Gathered, arms: Mapping[str, Evidence]) -> tuple[DistanceView, ...]:
     """One view for each suite that measures distances and has some."""
     views: list[DistanceView] = []
     for suite in gathered.plan.suites:
-        columns = _columns(gathered, suite, arms)
+        columns = _columns(gathered, suite, arms) if _distance_name(suite) else []
         if columns:
             views.append(_view(gathered, suite, arms, columns))
     return tuple(views)
 
 
 def _columns(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence]) -> list[_Arm]:
-    alpha = gathered.plan.header.alpha
     gate = gate_on(gathered.plan, suite.name, _distance_name(suite))
-    limit = gate.margin if gate else 0.0
-    floor = next((arm.floors[suite.name] for arm in arms.values() if suite.name in arm.floors), None)
     columns: list[_Arm] = []
     for name, arm in arms.items():
-        if (tokens := arm.distances.get(suite.name)) is not None:
-            columns += _column(name, tokens, floor, alpha, limit)
-    return columns + (_column(FLOOR, floor, None, alpha, None) if floor is not None else [])
+        if (found := gathered.streamed(suite, name)) is not None:
+            columns.append(_Arm(name=name, found=found, above=_above(arm, suite.name, gate.margin if gate else 0.0)))
+    floor = gathered.streamed(suite, AGAIN)
+    return columns + ([_Arm(name=FLOOR, found=floor, above=None)] if floor is not None else [])
 
 
 def _distance_name(suite: SuitePlan) -> str:
     return next((metric.name for metric in suite.metrics if metric.kind == "distance"), "")
 
 
-def _column(name: str, tokens: Distances, floor: Distances | None, alpha: float, limit: float | None) -> list[_Arm]:
-    kept, broken = _readable(tokens)
-    if not len(kept.kl):
-        return []
-    above = None
-    if limit is not None:
-        base = _readable(floor)[0] if floor is not None else None
-        none = np.zeros(0)
-        floor_kl, floor_prompt = (base.kl, base.prompt) if base is not None else (none, none.astype(np.str_))
-        above = excess(kept.kl, kept.prompt, floor_kl, floor_prompt, alpha, limit)
-    return [
-        _Arm(
-            name=name,
-            tokens=kept,
-            broken=broken,
-            seen=summary(kept.kl, kept.prompt, alpha),
-            octaves=tuple(by_octave(kept.kl, kept.position, kept.prompt, alpha)),
-            above=above,
-        )
-    ]
+def _above(arm: Evidence, suite: str, limit: float) -> Excess | None:
+    """Excess over the floor, on positions with numbers on both sides."""
+    tokens, floor = arm.distances.get(suite), arm.floors.get(suite)
+    if tokens is None:
+        return None
+    kl, prompt = _readable(tokens)
+    floor_kl, floor_prompt = _readable(floor) if floor is not None else (np.zeros(0), np.zeros(0, np.str_))
+    return excess(kl, prompt, floor_kl, floor_prompt, arm.alpha, limit) if kl.size else None
 
 
-def _readable(tokens: Distances) -> tuple[Distances, int]:
-    """Positions with numbers on both sides, and how many have none."""
+def _readable(tokens: Distances) -> tuple[NDArray[np.float64], NDArray[np.str_]]:
     whole = ~(np.isnan(tokens.kl) | np.isnan(tokens.reference_logprob) | np.isnan(tokens.candidate_logprob))
-    kept = {name: getattr(tokens, name)[whole] for name in Distances.__slots__}
-    return Distances(**kept), int((~whole).sum())
+    return tokens.kl[whole], tokens.prompt[whole]
 
 
 def _view(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], columns: list[_Arm]) -> DistanceView:
     gate = gate_on(gathered.plan, suite.name, _distance_name(suite))
     ranges = sorted({(row.start, row.stop) for column in columns for row in column.octaves})
     veto = "No gate judges this distance." if gate is None else _veto(gate.margin, gate.gating, gate.name)
+    confidence = level(gathered.plan.header.alpha)
+    streams = [(column.name, column.found) for column in columns]
     return DistanceView(
         suite=suite.name,
         arms=tuple(column.name for column in columns),
-        rows=tuple(_rows(columns, level(gathered.plan.header.alpha))),
+        rows=tuple(_rows(columns, confidence)),
+        measures=Table(
+            title="Tails, reverse KL, bounds of other distances, single probabilities",
+            columns=("measure", *(column.name for column in columns)),
+            rows=tuple(_measures(columns, confidence)),
+            note="",
+        ),
         veto=veto,
         notes=tuple(_notes(gathered, suite, arms, columns)),
-        octaves=tuple(f"{start}–{stop}" for start, stop in ranges),
-        curves=tuple(_curve(column, ranges) for column in columns),
-        octave_rows=tuple(_octave_row(column, ranges) for column in columns),
-        description=_description(columns),
+        positions=Positions(
+            octaves=tuple(f"{start}–{stop}" for start, stop in ranges),
+            curves=tuple(_curve(column, ranges) for column in columns),
+            rows=tuple(_octave_row(column, ranges) for column in columns),
+            description=_description(columns),
+            growth=tuple(growth_words(name, found, confidence) for name, found in streams),
+        ),
+        certificates=certificates(suite.name, arms, confidence),
+        maps=Maps(
+            tables=maps(streams, confidence),
+            far=tuple(far(gathered, suite, name, found) for name, found in streams if name != FLOOR),
+        ),
     )
 
 
@@ -122,30 +149,75 @@ def _veto(margin: float, gating: bool, name: str) -> str:
 
 
 def _rows(columns: list[_Arm], confidence: str) -> list[Row]:
-    tails = [column.seen.tail for column in columns]
-    moved = [delta_p(column.tokens.reference_logprob, column.tokens.candidate_logprob) for column in columns]
     table = [
         ("mean KL, nats per token", [significant(c.seen.mean) for c in columns], "over all tokens"),
         (f"mean KL, {confidence} interval", [span(c.seen.low, c.seen.high) for c in columns], "clustered by prompt"),
         ("excess above the floor", [_excess(c) for c in columns], "what the veto judges"),
         (f"excess, {confidence} interval", [_excess_span(c) for c in columns], ""),
         ("ratio to the floor", [_ratio(c) for c in columns], ""),
-        ("median", [significant(c.seen.median) for c in columns], ""),
-        ("p99", [_tail(t.p99, t.p99_resolved) for t in tails], "exceeded by 1 token in 100"),
-        ("p99.9", [_tail(t.p999, t.p999_resolved) for t in tails], "exceeded by 1 token in 1,000"),
-        ("largest", [significant(t.maximum) for t in tails], "one token; no interval"),
-        ("mean, cut at p99.9", [significant(t.winsorised_mean) for t in tails], "winsorised"),
-        ("share of the total in the top 0.1 %", [percent(t.top_share) for t in tails], "near 100 %: a few tokens"),
-        ("same most probable token", [percent(float(c.tokens.same_top.mean())) for c in columns], "top-1 agreement"),
-        ("Δp of the given token, mean", [_share(mean) for mean, _ in moved], "points of probability"),
-        ("Δp of the given token, RMS", [_share(rms) for _, rms in moved], "points of probability"),
-        ("mass outside both lists", [percent(float(c.tokens.tail.mean()), 2) for c in columns], "in one bucket"),
+        ("same most probable token", [_level(c, "top1_same", 100, "%") for c in columns], "top-1 agreement"),
+        (
+            "share of the total in the top 0.1 %",
+            [percent(c.seen.tail.top_share) for c in columns],
+            "few tokens if high",
+        ),
         ("tokens", [f"{c.seen.tokens:,}" for c in columns], ""),
         ("prompts", [f"{c.seen.prompts:,}" for c in columns], "the unit taken as independent"),
     ]
     if any(c.seen.infinite for c in columns):
         table.append(("ruled out by the candidate", [f"{c.seen.infinite:,}" for c in columns], "infinite KL"))
     return [Row(label=label, cells=tuple(cells), hint=hint) for label, cells, hint in table]
+
+
+def _measures(columns: list[_Arm], confidence: str) -> list[Row]:
+    table = [
+        *_quantile_rows(columns),
+        ("mean, cut at p99.9", [significant(c.seen.tail.winsorised_mean) for c in columns], "winsorised"),
+        ("reverse KL, nats per token", [_level(c, "reverse_low") for c in columns], "KL(variant ‖ reference)"),
+        (f"reverse KL, {confidence} interval", [_limits(c, "reverse_low") for c in columns], ""),
+        ("Jensen-Shannon, between", [_bracket(c, "js", 1) for c in columns], "nats; holds without assumptions"),
+        ("total variation, between", [_bracket(c, "tv", 100) for c in columns], "points; holds without assumptions"),
+        ("Δp of the given token, mean", [_level(c, "delta_p", 100) for c in columns], "points of probability"),
+        ("Δp of the given token, RMS", [_rms(c) for c in columns], "points of probability"),
+        ("mass outside both lists, reference", [_level(c, "tail_reference", 100, "%") for c in columns], "one bucket"),
+        ("mass outside both lists, variant", [_level(c, "tail_candidate", 100, "%") for c in columns], "one bucket"),
+    ]
+    return [Row(label=label, cells=tuple(cells), hint=hint) for label, cells, hint in table]
+
+
+def _quantile_rows(columns: list[_Arm]) -> list[tuple[str, list[str], str]]:
+    rows: list[tuple[str, list[str], str]] = []
+    for at, (label, hint) in enumerate(QUANTILES):
+        found = [column.found.result.quantiles[at] for column in columns]
+        rows.append((label, [_quantile(one) for one in found], hint))
+    return rows
+
+
+def _quantile(found: Quantile) -> str:
+    certain = found.level in (0.5, 1.0) or found.resolved
+    return significant(found.value) if certain else UNRESOLVED
+
+
+def _level(column: _Arm, measure: str, scale: float = 1.0, unit: str = "") -> str:
+    if (row := column.mean(measure)) is None:
+        return NOTHING
+    return percent(row.mean, 2) if unit else significant(scale * row.mean, 3)
+
+
+def _limits(column: _Arm, measure: str) -> str:
+    row = column.mean(measure)
+    return NOTHING if row is None else span(row.low, row.high)
+
+
+def _bracket(column: _Arm, measure: str, scale: float) -> str:
+    """Both ends of the mean: the truth of these tokens lies between them."""
+    low, high = column.mean(f"{measure}_low"), column.mean(f"{measure}_high")
+    return NOTHING if low is None or high is None else span(scale * low.mean, scale * high.mean, 3)
+
+
+def _rms(column: _Arm) -> str:
+    row = column.mean("delta_p_square")
+    return NOTHING if row is None else significant(100 * math.sqrt(row.mean), 3)
 
 
 def _excess(column: _Arm) -> str:
@@ -163,17 +235,9 @@ def _ratio(column: _Arm) -> str:
     return "not defined" if ratio is None else f"× {significant(ratio)}"
 
 
-def _tail(value: float, resolved: bool) -> str:
-    return significant(value) if resolved else UNRESOLVED
-
-
-def _share(change: float) -> str:
-    return significant(100 * change, 2)
-
-
 def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], columns: list[_Arm]) -> list[str]:
     width = _width(gathered, suite)
-    notes = [f"Every distance above is a lower bound: it is taken on the {width} most probable tokens of both sides."]
+    notes = [f"Every KL here but k3 is a lower bound: it is taken on the {width} most probable tokens of both sides."]
     for name, arm in arms.items():
         rows = arm.audits.get(suite.name)
         if rows is None or not width or not all((side < np.inf).all() for side in (rows.reference, rows.candidate)):
@@ -183,21 +247,42 @@ def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], c
         notes.append(
             f"{name}: the top {width} of both sides and one bucket for the rest lose {lost} of the KL on "
             f"{count(found.rows, 'audited position')} ({significant(found.kl_merged_mean)} of "
-            f"{significant(found.kl_full_mean)} nats over the whole vocabulary)."
+            f"{significant(found.kl_full_mean)} nats over the whole vocabulary). "
+            + _audited(rows, min(width, rows.reference.shape[1]))
         )
     if len(notes) == 1:
         notes.append("No position was scored over the whole vocabulary: what the lists cut off is not known.")
     if not any(column.name == FLOOR for column in columns):
         notes.append("No floor was measured: the distance may be the reference's own noise.")
-    elif any(column.name == FLOOR and not column.tokens.kl.any() for column in columns):
+    elif any(column.name == FLOOR and column.seen.mean == 0 for column in columns):
         notes.append("The floor is exactly 0: the reference repeats bit by bit, so a ratio to it is not defined.")
-    if any(not tail.p999_resolved for tail in (column.seen.tail for column in columns)):
+    if any(not one.resolved for column in columns for one in column.found.result.quantiles[1:-1]):
         notes.append(
             f"“{UNRESOLVED}”: fewer than 30 prompts own a token at or above that quantile, so it is that of a few prompts."
         )
     notes += [LEGS[leg]] if (leg := _leg(gathered.plan, suite.name)) in LEGS else []
-    notes += [f"{c.name}: {count(c.broken, 'position')} without a number, left out here." for c in columns if c.broken]
+    notes.append("Quantiles are read from bins and up to 0.8 % high.")
+    broken = [(c.name, c.found.result.broken) for c in columns if c.found.result.broken]
+    notes += [f"{name}: {count(number, 'position')} without a number, left out here." for name, number in broken]
     return notes
+
+
+def _audited(rows: AuditRows, k: int) -> str:
+    """What the lists alone would have said of the audited positions."""
+    lists = [
+        TopK(ids=ids, logprobs=logprobs) for ids, logprobs in (truncate(rows.reference, k), truncate(rows.candidate, k))
+    ]
+    dual = significant(float(dual_low(*lists).mean()))
+    most = largest_tail_ratio(rows.reference, rows.candidate, k)
+    if not math.isfinite(most):
+        return (
+            f"The sharper bound from the same lists is {dual}; no upper one: a side rules out what the other does not."
+        )
+    high = float(bounds(*lists, assumed=most).kl_high.mean())
+    return (
+        f"The sharper bound from the same lists is {dual}; at most {significant(high)}, if no unlisted token's "
+        f"probability differs by more than a factor of {significant(math.exp(most))} (1.5 times the largest logarithm seen there)."
+    )
 
 
 def _leg(plan: Plan, suite: str) -> str:

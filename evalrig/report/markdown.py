@@ -2,6 +2,8 @@
 
 import re
 
+from evalrig.report import certified
+from evalrig.report.distances import FLOOR
 from evalrig.report.proved import LEVEL_WORDS
 from evalrig.report.shown import Card, Page
 from evalrig.report.words import cut, visible
@@ -53,6 +55,14 @@ def _notes(page: Page, shown: tuple[Card, ...]) -> list[str]:
         f"Diagnostic for {card.name}, no effect on the verdict: {text}" for card in shown for text in card.remarks
     ]
     notes.append(f"Validity: {page.validity.summary}")
+    views = page.distances
+    notes += certified.summed_up([(view.suite, view.certificates) for view in views])
+    notes += [
+        f"Along the answer, {view.suite}: {line}"
+        for view in views
+        for line in view.positions.growth
+        if not line.startswith(f"{FLOOR}:")
+    ]
     notes += [
         f"{group.rule[0].upper()}{group.rule[1:]}: {line.text}"
         for group in page.validity.groups

@@ -7,7 +7,7 @@ plots share a page, and lines and text follow the page's colours in light, in da
 import math
 import re
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from typing import Any
@@ -116,32 +116,32 @@ def _range(plot: Forest) -> tuple[float, float]:
 
 def positions(view: DistanceView, number: int) -> str:
     """Mean distance by position in the answer, both axes logarithmic; a curve an arm, the floor broken."""
-    prefix = f"positions{number}"
+    prefix, curves = f"positions{number}", view.positions.curves
     with _settings(prefix):
-        columns = _legend_columns(view)
-        figure, axes = _figure(6.4, 3.7 + 0.22 * math.ceil(len(view.curves) / columns))
-        drawn = [_curve(axes, curve, at, len(view.curves)) for at, curve in enumerate(view.curves)]
+        columns = _legend_columns(curves)
+        figure, axes = _figure(6.4, 3.7 + 0.22 * math.ceil(len(curves) / columns))
+        drawn = [_curve(axes, curve, at, len(curves)) for at, curve in enumerate(curves)]
         if any(drawn):
-            _logarithmic(axes, view)
+            _logarithmic(axes, curves)
             figure.legend(loc="outside upper left", ncols=columns, handletextpad=0.5)
         else:
             axes.text(0.5, 0.5, "no distance above 0", transform=axes.transAxes, ha="center", color=QUIET)
-        axes.set_xticks(range(len(view.octaves)), view.octaves)
-        axes.set_xlim(-0.5, len(view.octaves) - 0.5)
+        axes.set_xticks(range(len(view.positions.octaves)), view.positions.octaves)
+        axes.set_xlim(-0.5, len(view.positions.octaves) - 0.5)
         axes.set_xlabel("position in the answer, tokens")
         axes.set_ylabel("mean KL, nats per token")
         title = f"{view.suite}: distance by position in the answer"
-        return inline(_drawn(figure), prefix, title, view.description)
+        return inline(_drawn(figure), prefix, title, view.positions.description)
 
 
-def _legend_columns(view: DistanceView) -> int:
-    longest = max((len(_name(curve.arm)) for curve in view.curves), default=1)
-    return max(1, min(len(view.curves), 72 // (longest + 8)))
+def _legend_columns(curves: Sequence[Curve]) -> int:
+    longest = max((len(_name(curve.arm)) for curve in curves), default=1)
+    return max(1, min(len(curves), 72 // (longest + 8)))
 
 
-def _logarithmic(axes: Any, view: DistanceView) -> None:
+def _logarithmic(axes: Any, curves: Sequence[Curve]) -> None:
     """An interval that reaches 0 must not stretch the axis to nothing."""
-    lowest = min(bar.value for curve in view.curves for bar in curve.bars if bar.value and bar.value > 0)
+    lowest = min(bar.value for curve in curves for bar in curve.bars if bar.value and bar.value > 0)
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(axes.get_ylim()[0], lowest / 5))
     axes.yaxis.set_major_formatter(lambda value, _: short(value))

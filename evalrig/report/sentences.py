@@ -1,12 +1,18 @@
 """The sentence a reviewer signs, one for each candidate, made from the checks and the margins registered for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from evalrig.plan import GatePlan, Plan
 from evalrig.report.words import amount, count, interval, level, listed, margin_words, short, significant, units
 from evalrig.types import CandidateVerdict, Check, CheckOutcome, Estimate, Metric, Outcome
 
 MOST_REASONS = 4
+
+OWN: Mapping[str, Metric] = {
+    "position_growth": Metric(name="growth", kind="distance", units="% per doubling", scale=100.0),
+    "certificate": Metric(name="certificate", kind="distance", units="points", scale=100.0),
+}
+"""Kinds of gates whose margin is not in the units of the metric that they are named with."""
 
 MEANING = {
     Outcome.GO: "every gating check excludes a loss as large as its margin",
@@ -41,7 +47,9 @@ def headline(name: str, verdict: CandidateVerdict, plan: Plan) -> str:
 
 
 def metric_of(gate: GatePlan | None, plan: Plan) -> Metric | None:
-    """The metric a gate judges; None for a gate that names none, or is not of this plan."""
+    """The metric a gate judges, in whose units its margin is; None for a gate that names none, or is not of this plan."""
+    if gate and gate.kind in OWN:
+        return OWN[gate.kind]
     suite = next((suite for suite in plan.suites if gate and suite.name == gate.suite), None)
     return next((metric for metric in suite.metrics if gate and metric.name == gate.metric), None) if suite else None
 
@@ -62,7 +70,7 @@ def _claims(verdict: CandidateVerdict, plan: Plan, outcome: CheckOutcome) -> lis
 
 def _claim(check: Check, gate: GatePlan | None, metric: Metric | None, alpha: float) -> str:
     """A phrase that follows the candidate's name."""
-    if gate is None or metric is None or check.estimate is None:
+    if gate is None or metric is None or check.estimate is None or gate.kind in OWN:
         return f"on {check.suite}: {check.reason}"
     margin, passed = margin_words(gate.margin, metric), check.outcome is CheckOutcome.PASSED
     value = check.estimate.value
@@ -91,7 +99,7 @@ def _others(verdict: CandidateVerdict, plan: Plan) -> list[str]:
 def _beside(check: Check, gate: GatePlan | None, metric: Metric | None, alpha: float) -> str:
     """A pass, told where something else decided."""
     estimate = check.estimate
-    if gate is None or metric is None or estimate is None:
+    if gate is None or metric is None or estimate is None or gate.kind in OWN:
         return f"{check.suite}: {check.reason}"
     margin = margin_words(gate.margin, metric)
     if metric.kind == "distance":

@@ -7,6 +7,8 @@ import asyncio
 import hashlib
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -256,6 +258,7 @@ async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> bool
     seed = _seed(work.plan.header.seed, cell, sample.id)
     try:
         trace = await work.suites[cell.suite].trace(engine, sample, cell.epoch, seed)
+        trace = replace(trace, pieces=trace.pieces or await _pieces(engine, trace.token_ids))
     except EngineError as error:
         await _if_alive(engine, cell, error)
         trace = Trace(
@@ -264,6 +267,15 @@ async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> bool
     work.traces[cell.suite, sample.id, cell.epoch] = trace
     work.file.trace(cell.suite, trace)
     return trace.finish != NO_ANSWER
+
+
+async def _pieces(engine: Engine, ids: Sequence[int]) -> tuple[str, ...]:
+    """Texts for the maps of the report. Without them it has fewer maps, which is no reason to lose an answer."""
+    try:
+        found = await engine.pieces(ids)
+    except EngineError:
+        return ()
+    return found if len(found) == len(ids) else ()
 
 
 async def _if_alive(engine: Engine, cell: Cell, error: EngineError) -> None:

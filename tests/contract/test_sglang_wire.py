@@ -419,6 +419,18 @@ def test_penalties_and_min_p_are_sent_as_asked_for(server: Server) -> None:
     assert params["repetition_penalty"] == 1.1
 
 
+def test_each_token_has_its_own_text_special_ones_included(server: Server) -> None:
+    server.answers = [(200, {"text": ["<|im_start|>", "The", "<|im_end|>"]})]
+    assert ask(server, lambda client: client.pieces((1, 504, 2))) == ("<|im_start|>", "The", "<|im_end|>")
+    assert server.asked.pop() == ("POST", "/detokenize", {"tokens": [[1], [504], [2]], "skip_special_tokens": False})
+    server.answers = [(200, {"text": ["The"]})]
+    with pytest.raises(EngineError, match="1 texts for 2 tokens"):
+        ask(server, lambda client: client.pieces((504, 2)))
+    server.answers = [(200, {"text": "Th"})]
+    with pytest.raises(EngineError, match="2 texts for 2 tokens"):
+        ask(server, lambda client: client.pieces((504, 2)))
+
+
 def test_tokenizing_a_text_and_a_conversation(server: Server) -> None:
     server.answers = [answer("7-tokenize-text")]
     text = recorded("7-tokenize-text")["request"]["prompt"]

@@ -281,3 +281,15 @@ def test_a_bug_in_a_run_leaves_an_invalid_verdict_and_keeps_its_traceback(tmp_pa
     [verdict] = tmp_path.glob("runs/toy/2*/verdict.json")
     assert '"outcome": "INVALID"' in verdict.read_text()
     assert "crashed: ZeroDivisionError: a bug of ours" in verdict.read_text()
+
+
+def test_an_engine_that_tells_no_texts_loses_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(self: Toy, ids: Sequence[int]) -> tuple[str, ...]:
+        raise EngineError("reference: HTTP 404")
+
+    told = carry_out(run_file(tmp_path / "told", {"quiet": {"noise": 0.02}})).folder.traces("kl")
+    assert all(len(trace.pieces) == len(trace.token_ids) > 0 for trace in told)
+    monkeypatch.setattr(Toy, "pieces", refused)
+    untold = carry_out(run_file(tmp_path / "untold", {"quiet": {"noise": 0.02}})).folder.traces("kl")
+    assert {trace.sample: trace.token_ids for trace in untold} == {trace.sample: trace.token_ids for trace in told}
+    assert all(trace.pieces == () for trace in untold)

@@ -136,6 +136,9 @@ class Toy(Engine):
         text = "".join(self._shown(message) for message in prompt)
         return self._said(tokens(text), "tokenize", [[m.role, m.content] for m in prompt])
 
+    async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(chr(33 + token) for token in ids)
+
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         await self._call()
         self.answers += 1

@@ -26,6 +26,7 @@ from evalrig.types import (
     Record,
     Sample,
     State,
+    Trace,
     Trajectory,
     Variant,
 )
@@ -83,6 +84,10 @@ class Made:
     """Written by the candidates in place of a choice."""
     question: str = "How do you keep a door open?"
     floor_noise: float = 0.02
+    piece: str = ""
+    """Text of every third token; the others have their number, or, with one in three, a digit."""
+    traces: bool = True
+    finish: str = "stop"
     run: str = "made-up"
     note: str = "the weights were already 4-bit, so weight variants are a second quantisation"
 
@@ -111,7 +116,9 @@ def _samples(made: Made) -> dict[str, list[Sample]]:
     found: dict[str, list[Sample]] = {}
     if made.kl:
         message = Message(role="user", content="Tell me about rivers.")
-        found["kl"] = [Sample(id=f"p{i:02d}", messages=(message,)) for i in range(made.prompts)]
+        found["kl"] = [
+            Sample(id=f"p{i:02d}", messages=(message,), tags=(("chat", "code")[i % 2],)) for i in range(made.prompts)
+        ]
     if made.piqa:
         found["piqa"] = [
             Sample(
@@ -263,6 +270,8 @@ def _distances(folder: RunFolder, plan: Plan, made: Made, random: np.random.Gene
         logits = random.normal(0, 2.5, (made.tokens, made.vocabulary))
         chosen = np.array([random.choice(made.vocabulary, p=row) for row in np.exp(_normal(logits))])
         spread = np.exp(random.normal(0, 0.35))
+        if made.traces:
+            folder.append_trace("kl", _trace(sample, chosen, made))
         for variant in plan.variants:
             effect = made.effects.get(variant.name, Effect(noise=made.floor_noise))
             noise = 0.0 if variant.role == "reference" else effect.noise * spread
@@ -270,6 +279,20 @@ def _distances(folder: RunFolder, plan: Plan, made: Made, random: np.random.Gene
             _write_rows(folder, variant.name, sample, rows, chosen, audited=at % 3 == 0)
             turn = Completion(text="a river", prompt_tokens=70, completion_tokens=made.tokens)
             folder.append(_record(variant.name, "kl", sample, {"logprob": -2.0}, Trajectory(turns=(turn,))))
+
+
+def _trace(sample: str, chosen: np.ndarray, made: Made) -> Trace:
+    pieces = tuple((made.piece or " river", "7", f" w{token}")[at % 3] for at, token in enumerate(chosen))
+    ids = tuple(int(token) for token in chosen)
+    return Trace(
+        sample=sample,
+        epoch=0,
+        prompt_ids=(1, 2),
+        token_ids=ids,
+        text="".join(pieces),
+        finish=made.finish,
+        pieces=pieces,
+    )
 
 
 def _write_rows(

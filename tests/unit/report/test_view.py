@@ -82,10 +82,10 @@ def test_the_distance_table_has_the_floor_and_what_lists_hide(make: Make) -> Non
     rows = {row.label: row.cells for row in view.rows}
     assert rows["ratio to the floor"][2] == "–"
     assert rows["ratio to the floor"][0].startswith("× ")
-    assert rows["p99.9"][0] == "tail not resolved"
+    assert {row.label: row.cells for row in view.measures.rows}["p99.9"][0] == "tail not resolved"
     assert "lose" in view.notes[1]
     assert "32 audited positions" in view.notes[1]
-    assert view.octaves == ("1–2", "3–4", "5–8", "9–16")
+    assert view.positions.octaves == ("1–2", "3–4", "5–8", "9–16")
 
 
 @pytest.mark.parametrize(("options", "notes"), [({"leg": "cached_prefix"}, 1), ({"leg": "prefill"}, 0), ({}, 0)])
@@ -207,3 +207,55 @@ def test_tokens_without_a_number_and_tokens_ruled_out_are_told(make_own: Make) -
 def test_a_single_candidate(make: Make) -> None:
     view = shown(make(only=("fp8kv",), items=300))
     assert view.head.sentence == "one candidate (exit code 0)"
+
+
+def test_the_certificate_speaks_of_what_was_measured(make: Make) -> None:
+    [view] = shown(make(finish="length")).distances
+    whole = [row for row in view.certificates.rows if row.part.startswith("whole response")]
+    assert {row.part for row in whole} == {"whole response, as far as measured: the first 16 tokens"}
+    assert any("24 of 24 responses ended at the token limit" in note for note in view.certificates.notes)
+    [short, by_kl] = [row for row in view.certificates.rows if row.arm == "fp8kv" and "short answer" in row.part]
+    assert short.sentence.startswith("no success rate of these prompts can change by more than ")
+    assert (short.status, short.assumptions, by_kl.status) == ("certified", "none", "conditional")
+    assert any("k3, the KL from the drawn tokens alone" in note for note in view.certificates.notes)
+
+
+def test_without_traces_nothing_is_certified_and_no_class_is_guessed(make: Make) -> None:
+    [view] = shown(make(traces=False)).distances
+    assert view.certificates.rows == ()
+    assert "no response that the reference drew was scored" in view.certificates.notes[0]
+    classes = view.maps.tables[0]
+    assert (classes.rows, classes.note.split(":")[0]) == ((), "Not available")
+    assert view.maps.far[0].tokens[0].token.startswith("#")
+
+
+def test_maps_and_the_worst_tokens_are_shown_in_context(make: Make) -> None:
+    [view] = shown(make(piece="\u202eevil\x00")).distances
+    assert [table.title for table in view.maps.tables] == [
+        "By class of token",
+        "By entropy of the reference",
+        "By source of the prompt",
+    ]
+    assert {row.cells[0] for row in view.maps.tables[2].rows} == {"chat", "code"}
+    assert [far.arm for far in view.maps.far] == ["fp8kv", "int4"]
+    assert all((len(far.tokens), len(far.prompts)) == (10, 10) for far in view.maps.far)
+    worst = view.maps.far[1].tokens[0]
+    assert [choice.given for choice in worst.choices].count(True) == 1
+    assert "⟨U+202E⟩evil␀" in worst.before + worst.token + worst.after
+    assert view.maps.far[1].prompts[0].prompt == "user: Tell me about rivers."
+    assert all("growth cannot be told" in line for line in view.positions.growth), "16 tokens do not reach position 65"
+
+
+def test_growth_is_put_in_words(make: Make) -> None:
+    [view] = shown(make(tokens=300, only=("fp8kv",), piqa=False)).distances
+    assert "fp8kv: no growth is shown: " in view.positions.growth[0]
+    assert "Positions 129–256 have × " in view.positions.growth[0] or "Positions 257–512" in view.positions.growth[0]
+
+
+def test_all_measures_of_the_lists_are_there(make: Make) -> None:
+    [view] = shown(make()).distances
+    rows = {row.label: row.cells for row in view.measures.rows}
+    assert set(rows) >= {"median", "p90", "p95", "p99", "p99.9", "largest", "mean, cut at p99.9"}
+    low, high = (float(end) for end in rows["total variation, between"][0].split(" to "))
+    assert 0 < low < high < 10
+    assert float(rows["reverse KL, nats per token"][0]) == pytest.approx(float(view.rows[0].cells[0]), rel=0.1)
