@@ -57,6 +57,8 @@ class Suite(ABC):
     """Largest values that numeric options take in a rehearsal, where one attempt is long work."""
     content: tuple[str, ...] = ()
     """Fetched data it reads, by card name; none where the options name the user's own file."""
+    sources: tuple[str, ...] = ()
+    """Other suites of the run whose samples it takes as prompts."""
 
     def __init__(self, name: str, options: Any) -> None:
         self.name = name
@@ -69,6 +71,14 @@ class Suite(ABC):
     @abstractmethod
     def samples(self) -> list[Sample]:
         """All samples, in the order of their source."""
+
+    def draw(self, lent: Mapping[str, Sequence[Sample]]) -> list[Sample]:
+        """All samples, those made of `lent` among them: what the suites in `sources` run, by suite."""
+        return self.samples()
+
+    def settle(self, chosen: Sequence[Sample]) -> None:
+        """Told before the first request which samples the run has, in its order."""
+        return  # most suites treat all alike
 
     async def trace(self, engine: Engine, sample: Sample, epoch: int, seed: int) -> Trace:
         """The reference's own answer, for suites with `traced`."""
