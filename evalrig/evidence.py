@@ -131,7 +131,8 @@ class Gathered:
             files = [audit_file(self.folder, name, suite.name, sample, epoch) for name in (REFERENCE, arm)]
             if all(file.is_file() for file in files):
                 left, right = (read_tokens(file) for file in files)
-                if np.array_equal(left["token"], right["token"]):
+                alike = left["vocabulary"].shape[1] == right["vocabulary"].shape[1]  # else: a validity finding
+                if alike and np.array_equal(left["token"], right["token"]):
                     reference.append(left["vocabulary"])
                     candidate.append(right["vocabulary"])
                     listed = read_tokens(tokens_file(self.folder, REFERENCE, suite.name, sample, epoch))[

@@ -20,6 +20,7 @@ from evalrig.gate import Evidence
 from evalrig.likeness import alone, asked, beside, climbed
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.proof import Preflight
+from evalrig.reach import of_reach
 from evalrig.stability import of_events
 from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, NON_FINITE, REFERENCE, SPLIT, Finding, Level, State
@@ -48,7 +49,7 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
         found += [*_engaged(arm), *_above_floor(arm)]
     if gathered.plan.header.rehearsal:
         found += _rehearsed(gathered)
-    return [*found, *_noise(gathered)]
+    return [*found, *of_reach(gathered, evidence), *_noise(gathered)]
 
 
 def _proved(gathered: Gathered) -> Iterator[Finding]:

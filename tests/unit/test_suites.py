@@ -275,14 +275,14 @@ def test_an_empty_answer_of_the_reference_is_missing_in_every_arm(tmp_path: Path
     assert found.trajectory.error == "the reference answered no token: there is nothing to compare"
 
 
-@pytest.mark.parametrize("line", ["{", '{"id": "a"}', '{"id": "a", "kind": "k", "messages": [{"role": "user"}]}'])
+@pytest.mark.parametrize("line", ["{", '{"kind": "k"}', '{"id": "a", "kind": "k", "messages": [{"role": "user"}]}'])
 def test_a_malformed_prompt_names_file_and_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(f"{line}\n")
     with pytest.raises(UsageError) as caught:
         Kl("kl", KlOptions(prompts=str(path))).samples()
     assert str(caught.value).startswith(f"suites.kl.options.prompts: {path} line 1: ")
-    assert str(caught.value).endswith("; a line holds id, kind, messages")
+    assert str(caught.value).endswith("; a line holds id, kind, messages or prompt")
 
 
 @pytest.mark.parametrize(
