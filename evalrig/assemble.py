@@ -119,6 +119,8 @@ def _variant_fits(variant: Variant, kind: type[Engine], suites: Mapping[str, Sui
     own = options(variant.options, kind.Options, _where(variant))
     for name, suite in suites.items():
         _refuse_beyond(name, suite.needs(), kind.able(own), variant.engine)
+        if variant.role == "reference":
+            _refuse_beyond(name, suite.rescoring(), kind.able(own), variant.engine)
     kind.resolve(variant, own, _where(variant))
     if here:
         kind.reach(variant, own, _where(variant))
@@ -238,4 +240,5 @@ def _facts(kind: str, suite: Suite, samples: tuple[Sample, ...]) -> SuiteFacts:
         traced=suite.traced,
         samples=samples,
         chat=suite.needs().chat,
+        rescored=suite.rescored,
     )

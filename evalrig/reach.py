@@ -1,5 +1,6 @@
 """How far a measured distance reaches: to the decode path, to the contexts of the product, over one vocabulary."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,8 +12,10 @@ from evalrig.evidence import Gathered, audit_file
 from evalrig.gate import Evidence
 from evalrig.plan import SuitePlan
 from evalrig.tokens import read_tokens
-from evalrig.types import REFERENCE, Finding, Level, Record, State
+from evalrig.types import REFERENCE, Finding, Level, Record, State, Variant
 
+ABSENT = "every attempt made"
+"""Rule that most often follows from another: an interruption, a refused or lost engine."""
 PATH = "path"
 COVERAGE = "coverage"
 MOST_OFF_PATH = 0.2
@@ -21,6 +24,8 @@ ABOVE_NOISE = 1.5
 """A self-distance below so many times the reference's own is that noise, whatever share of a small distance it is."""
 RESOLVED = 1e-5
 """Nats per token: what float32 lists resolve of a mean."""
+MOST_LOST = 0.05
+"""Largest share of a variant's answers that the reference may fail to score."""
 WAYS: Mapping[str, str] = {"prefill": "by prefill", "cached_prefix": "over a cached prefix"}
 
 
@@ -36,19 +41,26 @@ class _Path:
 
 
 def of_reach(gathered: Gathered, evidence: Sequence[Evidence]) -> Iterator[Finding]:
-    """The three rules, for every suite that measures a distance."""
+    """All rules, for every suite that measures a distance."""
     for suite in gathered.plan.suites:
         if any(metric.kind == "distance" for metric in suite.metrics):
             yield from _coverage(gathered, suite)
             for arm in evidence:
                 yield from _vocabulary(gathered, suite, arm.candidate)
                 yield from _path(gathered, suite, arm)
+            for variant in gathered.plan.variants if suite.rescored else ():
+                if variant.role != "reference":
+                    yield from _rescored(gathered, suite, variant)
 
 
 def _path(gathered: Gathered, suite: SuitePlan, arm: Evidence) -> Iterator[Finding]:
     """A distance of prefills that is not that of decoding does not count: the variant is served by decoding."""
     name, leg = arm.candidate, leg_of(gathered, suite.name)
     where, scored = f"{name}, {suite.name}", WAYS.get(leg, "another way")
+    if suite.rescored:
+        text = f"{where}: what is compared is what it drew from while decoding"
+        yield Finding(rule=PATH, level=Level.OK, text=text, candidate=name, suite=suite.name)
+        return
     own = _self_distance(gathered.records[name, suite.name])
     if own is None:
         text = f"{where}: not provable that decoding gives what was scored {scored}: no variant's own answer was scored"
@@ -96,6 +108,28 @@ def _measured(arm: Evidence, suite: str) -> float | None:
     if floor is None or np.isnan(floor.kl).any():
         return float(tokens.kl.mean())
     return excess(tokens.kl, tokens.prompt, floor.kl, floor.prompt, arm.alpha, 0.0).excess
+
+
+def _rescored(gathered: Gathered, suite: SuitePlan, variant: Variant) -> Iterator[Finding]:
+    """The reference scored every answer of a variant, and its lists hold numbers."""
+    scope = variant.name if variant.role == "candidate" else ""
+    planned, records = gathered.planned(variant.name, suite), gathered.rescored[variant.name, suite.name]
+    seen = Counter((record.sample, record.epoch) for record in records)
+    where = f"{variant.name}, {suite.name}"
+    absent, failed = len(planned - seen.keys()), sum(record.state is State.INFRA for record in records)
+    if absent:
+        text = f"{where}: {absent} of {len(planned)} answers were not scored by the reference"
+        yield Finding(rule=ABSENT, level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
+    if repeated := sum(count > 1 for count in seen.values()) + len(seen.keys() - planned):
+        text = f"{where}: {repeated} answers scored by the reference twice, or never planned"
+        yield Finding(rule="complete", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
+    if failed > MOST_LOST * len(planned):
+        text = f"{where}: scoring by the reference failed on {failed} of {len(planned)} answers"
+        yield Finding(rule="missing", level=Level.UNDECIDED, text=text, candidate=scope, suite=suite.name)
+    tokens = gathered.distances(suite, variant.name)
+    if tokens is not None and (broken := int(np.isnan(tokens.kl).sum())):
+        text = f"{where}: {broken} of {len(tokens.kl)} positions have non-finite or ambiguous lists on either side"
+        yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
 
 
 def _coverage(gathered: Gathered, suite: SuitePlan) -> Iterator[Finding]:

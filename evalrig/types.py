@@ -52,6 +52,8 @@ SPLIT = "split"
 """Flag of a fingerprint: the engine prefills and decodes in different servers."""
 NO_ANSWER = "failed"
 """`finish` of a trace whose call failed: missing in every arm."""
+RESCORED = "~reference"
+"""Ending of a suite's name under which is filed what the reference makes of a variant's own answers. No suite can be named so."""
 FIXED = "fixed"
 """Tag of a sample, and `finish` of its trace, whose stream was given and not sampled: no certificate may use it."""
 

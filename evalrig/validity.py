@@ -20,13 +20,11 @@ from evalrig.gate import Evidence
 from evalrig.likeness import alone, asked, beside, climbed
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.proof import Preflight
-from evalrig.reach import of_reach
+from evalrig.reach import ABSENT, of_reach
 from evalrig.stability import of_events
 from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, NON_FINITE, REFERENCE, SPLIT, Finding, Level, State
 
-ABSENT = "every attempt made"
-"""Rule that most often follows from another: an interruption, a refused or lost engine."""
 FEWEST_AGAIN = 10
 """Pairs below which A/A could not fail whatever it saw: ten changes in one direction reach p = .001."""
 MISSING_DISTANCE = 0.05
@@ -249,7 +247,7 @@ def _audited(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Fin
 def _same_tokens(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Finding]:
     """Both arms saw the same prompt tokens, and scored the same stream."""
     reference = {
-        (r.sample, r.epoch): r.provenance for r in gathered.records[REFERENCE, suite.name] if r.state is State.SCORED
+        (r.sample, r.epoch): r.provenance for r in gathered.against(candidate, suite) if r.state is State.SCORED
     }
     pairs = [
         (reference[r.sample, r.epoch], r.provenance)

@@ -8,7 +8,7 @@ answers by itself and then scores its own tokens: how far the way they are score
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from evalrig.sources import lent, prompts, texts
 from evalrig.suite import Attempt, Suite, ids_sha256
 from evalrig.types import FIXED, Completion, Metric, Sample, State, Trace, Trajectory
 
-LEGS = ("prefill", "cached_prefix")
+LEGS = ("prefill", "cached_prefix", "decode")
 NONE = "none"
 """Value of `prompts` for none of its own."""
 
@@ -49,7 +49,8 @@ class KlOptions:
     """Prompts on which each variant scores its own answer, to tell how far scoring lies from decoding; 0: not looked at."""
     leg: str = "prefill"
     """How the tokens are scored. `prefill`: with their prompt as one, nothing read from a prefix cache; on many back ends
-    that reads no quantised KV cache. `cached_prefix`: after their prompt was read from the KV cache, as while decoding."""
+    that reads no quantised KV cache. `cached_prefix`: after their prompt was read from the KV cache, as while decoding.
+    `decode`: each variant answers, with the lists it draws from, and the reference scores those answers by prefill."""
 
 
 class Kl(Suite):
@@ -57,17 +58,21 @@ class Kl(Suite):
 
     Options = KlOptions
     family = "token distribution"
-    traced = True
     brief: ClassVar[Mapping[str, int]] = {"tokens": 16}
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics: tuple[Metric, ...] = (
         Metric(name="kl", kind="distance", units="nats/token"),
         Metric(name="logprob", kind="continuous", units="nats/token"),
     )
+    """Of answers that every variant gives itself there is no `logprob`: each is likely under its own."""
 
     def __init__(self, name: str, options: KlOptions) -> None:
         super().__init__(name, options)
         self.options: KlOptions = options
         self.sources = tuple(options.suites)
+        self.rescored = options.leg == "decode"
+        self.traced = not self.rescored
+        if self.rescored:
+            self.metrics = self.metrics[:1]
         self._own_path: frozenset[str] = frozenset()
         if not (
             options.tokens >= 1 and options.top_k >= 1 and 0 < options.audit_share <= 1 and options.audit_tokens >= 1
@@ -82,8 +87,14 @@ class Kl(Suite):
 
     def needs(self) -> Capabilities:
         """Top-K lists of given tokens. No seed: the reference answers once, and what it said is kept for all."""
+        if self.rescored:
+            return Capabilities(decode_logprobs=self.options.top_k)
         cached = self.options.leg == "cached_prefix"
         return Capabilities(prompt_logprobs=True, top_logprobs=self.options.top_k, cached_prefix=cached)
+
+    def rescoring(self) -> Capabilities:
+        """Top-K lists of given tokens, from the reference alone."""
+        return Capabilities(prompt_logprobs=True, top_logprobs=self.options.top_k) if self.rescored else Capabilities()
 
     def samples(self) -> list[Sample]:
         """One per prompt or text, each its own cluster."""
@@ -92,6 +103,8 @@ class Kl(Suite):
         rows = [] if own == NONE else prompts(Path(own).expanduser() if own else shipped, f"{where}.prompts")
         if self.options.texts:
             rows += texts(Path(self.options.texts).expanduser(), f"{where}.texts")
+        if self.rescored and (fixed := next((row.id for row in rows if FIXED in row.tags), None)):
+            raise UsageError(f"{where}.leg: `decode` scores what variants answer, and {fixed!r} is fixed; leave it out")
         return rows
 
     def draw(self, samples: Mapping[str, Sequence[Sample]]) -> list[Sample]:
@@ -122,6 +135,8 @@ class Kl(Suite):
 
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Score the reference's tokens; the prompt is tokenised again so that a differing template shows."""
+        if self.rescored:
+            return await self._answered(engine, sample, epoch)
         if trace is None:
             raise ValueError(f"{self.name}: {sample.id} has no trace")
         if not trace.token_ids:
@@ -145,6 +160,40 @@ class Kl(Suite):
             retries=scoring.retries,
         )
 
+    async def _answered(self, engine: Engine, sample: Sample, epoch: int) -> Attempt:
+        """The variant's own answer, with the list that each of its tokens was drawn from."""
+        prompt, _ = await _tokens(engine, sample)
+        seed = _seed(f"{self.name}/{sample.id}/{epoch}")  # the same for all: answers part only where variants do
+        said, decoded = await engine.decode(prompt, self._whole(seed), self.options.top_k)
+        if not said.token_ids:
+            error = "it answered no token: there is nothing to compare"
+            return Attempt(trajectory=Trajectory(error=error), state=State.UNSCORED)
+        if tuple(map(int, decoded.token_ids)) != said.token_ids:
+            raise EngineError(f"{engine.variant.name}: the lists are of other tokens than those it answered")
+        return Attempt(
+            trajectory=Trajectory(turns=(replace(said, logprobs=()),)),
+            scores={"tokens": float(len(said.token_ids))},
+            prompt_sha256=ids_sha256(prompt),
+            tokens_sha256=ids_sha256([*prompt, *said.token_ids]),
+            tokens=decoded,
+            retries=said.retries,
+        )
+
+    async def rescore(self, engine: Engine, sample: Sample, said: Completion) -> Attempt:
+        """Lists of the reference, by prefill, at each token that another variant answered."""
+        prompt, _ = await _tokens(engine, sample)
+        ids = [*prompt, *said.token_ids]
+        scoring = await self._score(engine, ids, len(prompt), self.options.top_k)
+        counts = {"prompt_tokens": len(prompt), "completion_tokens": len(said.token_ids)}
+        return Attempt(
+            trajectory=Trajectory(turns=(Completion(text=said.text, **counts),)),
+            scores={"tokens": float(len(said.token_ids))},
+            prompt_sha256=ids_sha256(prompt),
+            tokens_sha256=ids_sha256(ids),
+            tokens=scoring,
+            retries=scoring.retries,
+        )
+
     async def _score(self, engine: Engine, ids: Sequence[int], start: int, top_k: int) -> Scoring:
         """By the leg in use; an answer about other tokens than those given is an engine's failure."""
         score = engine.score_cached if self.options.leg == "cached_prefix" else engine.score
@@ -159,8 +208,7 @@ class Kl(Suite):
         if sample.id not in self._own_path or not listed or engine.variant.role == "again":
             return {}
         width = self.options.top_k if listed < 0 else min(self.options.top_k, listed)
-        digest = hashlib.sha256(f"{self.name}/{sample.id}/{epoch}/path".encode()).digest()
-        said, decoded = await engine.decode(prompt, self._whole(int.from_bytes(digest[:4], "big") >> 1), width)
+        said, decoded = await engine.decode(prompt, self._whole(_seed(f"{self.name}/{sample.id}/{epoch}/path")), width)
         if not said.token_ids:
             return {}
         scored = await self._score(engine, [*prompt, *said.token_ids], len(prompt), width)
@@ -201,6 +249,10 @@ async def _tokens(engine: Engine, sample: Sample) -> tuple[tuple[int, ...], tupl
         ids = await engine.tokenize(sample.prompt)
         return ids[:1], ids[1:]
     return await engine.tokenize(sample.messages[:-1]), await engine.tokenize(sample.messages[-1].content)
+
+
+def _seed(words: str) -> int:
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big") >> 1
 
 
 def _is_text(sample: Sample) -> bool:

@@ -6,7 +6,7 @@ A text that a limit cut before its answer was complete is `truncated`; every oth
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import cast
 
 import msgspec
 
@@ -51,7 +51,7 @@ class ShortAnswers(Suite):
 
     Options = ShortAnswersOptions
     family = "instruction following"
-    metrics: ClassVar[tuple[Metric, ...]] = (Metric(name="accuracy", kind="binary", units="points", scale=100.0),)
+    metrics: tuple[Metric, ...] = (Metric(name="accuracy", kind="binary", units="points", scale=100.0),)
 
     def __init__(self, name: str, options: ShortAnswersOptions) -> None:
         super().__init__(name, options)
