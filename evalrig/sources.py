@@ -65,7 +65,7 @@ def texts(path: Path, where: str) -> list[Sample]:
     return rows
 
 
-def lent(source: str, samples: Sequence[Sample], where: str) -> list[Sample]:
+def borrowed(source: str, samples: Sequence[Sample], where: str) -> list[Sample]:
     """Samples of the suite `source` as prompts: its questions, without choices and targets, under `<source>.<id>`."""
     rows: list[Sample] = []
     for sample in samples:

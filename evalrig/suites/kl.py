@@ -19,7 +19,7 @@ from evalrig.analysis.kl import merged_bucket
 from evalrig.content import content_dir
 from evalrig.engine import Capabilities, Engine, Penalties, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
-from evalrig.sources import lent, prompts, texts
+from evalrig.sources import borrowed, prompts, texts
 from evalrig.suite import Attempt, Suite, ids_sha256
 from evalrig.types import FIXED, Completion, Metric, Sample, State, Trace, Trajectory
 
@@ -107,10 +107,10 @@ class Kl(Suite):
             raise UsageError(f"{where}.leg: `decode` scores what variants answer, and {fixed!r} is fixed; leave it out")
         return rows
 
-    def draw(self, samples: Mapping[str, Sequence[Sample]]) -> list[Sample]:
+    def draw(self, lent: Mapping[str, Sequence[Sample]]) -> list[Sample]:
         """See `Suite.draw`."""
         where = f"suites.{self.name}.options.suites"
-        return self.samples() + [row for name, rows in samples.items() for row in lent(name, rows, where)]
+        return self.samples() + [row for name, rows in lent.items() for row in borrowed(name, rows, where)]
 
     def settle(self, chosen: Sequence[Sample]) -> None:
         """The first prompts are those on which the path is checked: in the seeded order of the run that is a draw."""
@@ -184,9 +184,9 @@ class Kl(Suite):
         prompt, _ = await _tokens(engine, sample)
         ids = [*prompt, *said.token_ids]
         scoring = await self._score(engine, ids, len(prompt), self.options.top_k)
-        counts = {"prompt_tokens": len(prompt), "completion_tokens": len(said.token_ids)}
+        turn = Completion(text=said.text, prompt_tokens=len(prompt), completion_tokens=len(said.token_ids))
         return Attempt(
-            trajectory=Trajectory(turns=(Completion(text=said.text, **counts),)),
+            trajectory=Trajectory(turns=(turn,)),
             scores={"tokens": float(len(said.token_ids))},
             prompt_sha256=ids_sha256(prompt),
             tokens_sha256=ids_sha256(ids),
@@ -213,8 +213,9 @@ class Kl(Suite):
             return {}
         scored = await self._score(engine, [*prompt, *said.token_ids], len(prompt), width)
         whole = _readable(decoded) & _readable(scored)
-        sides = [part[whole] for side in (decoded, scored) for part in (side.top_ids, side.top_logprobs)]
-        kl = merged_bucket(*sides).kl
+        kl = merged_bucket(
+            decoded.top_ids[whole], decoded.top_logprobs[whole], scored.top_ids[whole], scored.top_logprobs[whole]
+        ).kl
         kept = kl[np.isfinite(kl)]
         counts = {"path_tokens": float(len(whole)), "path_broken": float(len(whole) - len(kept))}
         return {**counts, "path_kl": float(kept.mean())} if len(kept) else counts
