@@ -74,16 +74,19 @@ def _path(gathered: Gathered, suite: SuitePlan, arm: Evidence) -> Iterator[Findi
         return  # there is no distance to hold it against; the gate says so
     reference = _self_distance(gathered.records[REFERENCE, suite.name])
     noise = 0.0 if reference is None or np.isnan(reference.kl) else reference.kl
-    beyond = own.kl - noise
-    off = own.kl > ABOVE_NOISE * noise + RESOLVED and beyond > MOST_OFF_PATH * max(measured, 0.0)
+    most = MOST_OFF_PATH * max(measured, 0.0) + RESOLVED
+    much = own.kl > most
+    off = own.kl > ABOVE_NOISE * noise and own.kl - noise > most
+    level = Level.UNDECIDED if off else Level.WARN if much else Level.OK
     text = (
         f"{where}: scored {scored}, and decoding differs from that by {own.kl:.2g} nats per token on {own.tokens} tokens "
-        f"of {own.prompts} prompts (the reference: {noise:.2g}), {'more' if off else 'not more'} than "
+        f"of {own.prompts} prompts (the reference: {noise:.2g}), {'more' if much else 'not more'} than "
         f"{MOST_OFF_PATH:.0%} of the {measured:.2g} measured"
     )
-    remedy = "`leg: cached_prefix` or `leg: decode`" if leg == "prefill" else "`leg: decode`"
-    text += f"; set {remedy}" if off else ""
-    level = Level.UNDECIDED if off else Level.OK
+    if off:
+        text += f"; set {'`leg: cached_prefix` or ' if leg == 'prefill' else ''}`leg: decode`"
+    elif much:
+        text += ", as the reference does to itself on the same way"
     yield Finding(rule=PATH, level=level, text=text, candidate=name, suite=suite.name)
 
 

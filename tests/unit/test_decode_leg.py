@@ -1,7 +1,9 @@
 """The decode leg of the `kl` suite: every variant answers, and the reference scores those answers."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +83,6 @@ def test_answers_that_the_reference_was_not_asked_about_are_named_and_made_up_by
     assert [(cell.variant, cell.stage, cell.of, len(rest)) for cell, rest in left.items()] == [
         (REFERENCE, "rescore", "cheap", 20)
     ]
-    import asyncio
-
     again = asyncio.run(resume(folder.path, Silent()))
     assert again.verdict.candidates["cheap"].outcome is Outcome.GO
     assert Counter(r.sample for r in folder.records("cheap", f"kl{RESCORED}")).most_common(1)[0][1] == 1
@@ -92,8 +92,6 @@ def test_a_resume_that_owes_a_candidate_and_its_rescoring_needs_no_new_reference
     folder = carry_out(decode_file(tmp_path, {"cheap": {"noise": 0.02}})).folder
     for name in ("kl", f"kl{RESCORED}"):
         folder.records_path("cheap", name).unlink()
-    import asyncio
-
     assert asyncio.run(resume(folder.path, Silent())).verdict.candidates["cheap"].outcome is Outcome.GO
 
 
@@ -107,8 +105,6 @@ def test_a_lost_candidate_leaves_no_rescoring_to_wait_for(tmp_path: Path) -> Non
 
 def test_only_the_reference_has_to_score_given_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A split of prefill and decode cannot, and is measured by this leg alone."""
-    from dataclasses import replace
-
     bare = replace(Toy.capabilities, prompt_logprobs=False, top_logprobs=0)
     monkeypatch.setattr(Toy, "able", classmethod(lambda cls, o: bare if o.apart else Toy.capabilities))
     path = decode_file(tmp_path, {"split": {"apart": 0.02}})
