@@ -65,7 +65,7 @@ def _assemble(config: RunConfig, say: Callable[[str], None], here: bool) -> Rig:
     wanted |= {card for variant in variants for card in kind.content(variant)}
     if absent := fetch.missing(sorted(wanted)):
         fetch.fetch(absent, None, say)
-    samples = {name: _samples(name, suite, config) for name, suite in suites.items()}
+    samples = _chosen(suites, config)
     text = dump(config)
     facts = {name: _facts(config.suites[name].kind, suite, samples[name]) for name, suite in suites.items()}
     plan = make_plan(config, text, tree(config), variants, facts)
@@ -120,6 +120,8 @@ def _variant_fits(variant: Variant, kind: type[Engine], suites: Mapping[str, Sui
     kind.resolve(variant, own, _where(variant))  # first: a wrong option may be why the engine cannot
     for name, suite in suites.items():
         _refuse_beyond(name, suite.needs(), kind.able(own), variant.engine)
+        if variant.role == "reference":
+            _refuse_beyond(name, suite.rescoring(), kind.able(own), variant.engine)
     if here:
         kind.reach(variant, own, _where(variant))
 
@@ -200,9 +202,24 @@ def _refuse_beyond(name: str, needs: Capabilities, has: Capabilities, engine: st
         )
 
 
-def _samples(name: str, suite: Suite, config: RunConfig) -> tuple[Sample, ...]:
+def _chosen(suites: Mapping[str, Suite], config: RunConfig) -> dict[str, tuple[Sample, ...]]:
+    """The samples of each suite; suites that borrow come after those that lend."""
+    chosen = {name: _samples(name, suite.samples(), config) for name, suite in suites.items() if not suite.sources}
+    lenders = dict(chosen)
+    for name, suite in suites.items():
+        if strange := [source for source in suite.sources if source not in lenders]:
+            known = ", ".join(lenders) or "none"
+            raise UsageError(f"suites.{name}.options.suites: no suite {strange[0]!r} here that lends; known: {known}")
+        if suite.sources:
+            lent = {source: lenders[source] for source in suite.sources}
+            chosen[name] = _samples(name, suite.draw(lent), config)
+    for name, suite in suites.items():
+        suite.settle(chosen[name])
+    return {name: chosen[name] for name in suites}
+
+
+def _samples(name: str, samples: list[Sample], config: RunConfig) -> tuple[Sample, ...]:
     limit = config.suites[name].samples
-    samples = suite.samples()
     if not samples:
         raise UsageError(f"suites.{name}: no samples; nothing measured is not a pass")
     if limit is not None and limit > len(samples):
@@ -223,4 +240,5 @@ def _facts(kind: str, suite: Suite, samples: tuple[Sample, ...]) -> SuiteFacts:
         traced=suite.traced,
         samples=samples,
         chat=suite.needs().chat,
+        rescored=suite.rescored,
     )

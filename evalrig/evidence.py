@@ -16,7 +16,7 @@ from evalrig.plan import Plan, SuitePlan
 from evalrig.records import RunFolder
 from evalrig.streams import Streamed, Texts, spoken, streamed
 from evalrig.tokens import read_tokens
-from evalrig.types import AGAIN, REFERENCE, Metric, Record, State
+from evalrig.types import AGAIN, REFERENCE, RESCORED, Metric, Record, State
 
 Columns = Mapping[str, NDArray[Any]]
 ROUNDING = 1e-3
@@ -50,6 +50,16 @@ class Gathered:
             for variant in self.plan.variants
             for suite in self.plan.suites
         }
+        self.rescored: dict[tuple[str, str], list[Record]] = {
+            (variant.name, suite.name): folder.records(variant.name, f"{suite.name}{RESCORED}")
+            for variant in self.plan.variants
+            for suite in self.plan.suites
+            if suite.rescored
+        }
+
+    def against(self, arm: str, suite: SuitePlan) -> list[Record]:
+        """The reference's records on the streams that an arm's are about."""
+        return self.rescored[arm, suite.name] if suite.rescored else self.records[REFERENCE, suite.name]
 
     def planned(self, variant: str, suite: SuitePlan) -> set[tuple[str, int]]:
         """(sample, epoch) that a variant owes."""
@@ -145,8 +155,9 @@ class Gathered:
 
     def joined(self, suite: SuitePlan, arm: str) -> Iterator[Joined]:
         """Attempt by attempt, what both arms gave the same stream; unlike streams are a validity finding."""
+        left = (arm, f"{suite.name}{RESCORED}") if suite.rescored else (REFERENCE, suite.name)
         for sample, epoch in self._both(suite, arm):
-            reference = read_tokens(tokens_file(self.folder, REFERENCE, suite.name, sample, epoch))
+            reference = read_tokens(tokens_file(self.folder, *left, sample, epoch))
             candidate = read_tokens(tokens_file(self.folder, arm, suite.name, sample, epoch))
             if np.array_equal(reference["token"], candidate["token"]):
                 cluster = self.samples[suite.name][sample].cluster or sample
@@ -161,7 +172,8 @@ class Gathered:
             files = [audit_file(self.folder, name, suite.name, sample, epoch) for name in (REFERENCE, arm)]
             if all(file.is_file() for file in files):
                 left, right = (read_tokens(file) for file in files)
-                if np.array_equal(left["token"], right["token"]):
+                alike = left["vocabulary"].shape[1] == right["vocabulary"].shape[1]  # else: a validity finding
+                if alike and np.array_equal(left["token"], right["token"]):
                     reference.append(left["vocabulary"])
                     candidate.append(right["vocabulary"])
                     listed = read_tokens(tokens_file(self.folder, REFERENCE, suite.name, sample, epoch))[
@@ -174,10 +186,10 @@ class Gathered:
     def _both(self, suite: SuitePlan, arm: str) -> list[tuple[str, int]]:
         """(sample, epoch) that both arms scored, in a fixed order."""
 
-        def scored(name: str) -> set[tuple[str, int]]:
-            return {(r.sample, r.epoch) for r in self.records[name, suite.name] if r.state is State.SCORED}
+        def scored(records: list[Record]) -> set[tuple[str, int]]:
+            return {(r.sample, r.epoch) for r in records if r.state is State.SCORED}
 
-        return sorted(scored(REFERENCE) & scored(arm))
+        return sorted(scored(self.against(arm, suite)) & scored(self.records[arm, suite.name]))
 
 
 def tokens_file(folder: RunFolder, variant: str, suite: str, sample: str, epoch: int) -> Path:

@@ -57,12 +57,17 @@ class Files(Filing):
         """What a resumed run already holds."""
         return {(s.name, t.sample, t.epoch): t for s in plan.suites if s.traced for t in self.folder.traces(s.name)}
 
+    def answers(self, plan: Plan) -> dict[tuple[str, str, str, int], Record]:
+        """Answers that a resumed run already holds and the reference may still have to score."""
+        arms = {(cell.of, cell.suite) for cell in plan.cells if cell.of}
+        return {(r.variant, r.suite, r.sample, r.epoch): r for arm in arms for r in self.folder.records(*arm)}
+
     def counts(self, plan: Plan, left: Mapping[Cell, tuple[str, ...]]) -> tuple[dict[str, int], dict[str, int]]:
         """Attempts in all and already made, by suite."""
         totals: dict[str, int] = {}
         done: dict[str, int] = {}
         for cell in plan.cells:
-            name = f"{cell.suite} (reference answers)" if cell.stage == "trace" else cell.suite
+            name = f"{cell.suite} (reference answers)" if cell.stage == "trace" else cell.filed[1]
             totals[name] = totals.get(name, 0) + len(cell.samples)
             done[name] = done.get(name, 0) + len(cell.samples) - len(left.get(cell, ()))
         return totals, done

@@ -8,11 +8,11 @@ import hashlib
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from evalrig.config.schema import RunConfig
-from evalrig.types import AGAIN, REFERENCE, Metric, Sample, Variant
+from evalrig.types import AGAIN, REFERENCE, RESCORED, Metric, Sample, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class SuiteFacts:
     samples: tuple[Sample, ...]
     chat: bool = False
     """It asks through the engine's chat route."""
+    rescored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class SuitePlan:
     """The seeded share that `reference_again` repeats, in another order."""
     sha256: str
     """Digest of the chosen samples with prompts and targets."""
+    rescored: bool = False
+    """Every variant answers by itself, and the reference scores what the others said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +69,17 @@ class Cell:
     variant: str
     suite: str
     epoch: int
-    stage: Literal["trace", "attempt"]
-    """`trace`: the reference answers, for all to score; done before any attempt of that suite."""
+    stage: Literal["trace", "attempt", "rescore"]
+    """`trace`: the reference answers, for all to score; done before any attempt of that suite. `rescore`: the reference
+    scores what `of` answered in its attempts."""
     samples: tuple[str, ...]
+    of: str = ""
+    """Of a `rescore`: the variant whose answers they are."""
+
+    @property
+    def filed(self) -> tuple[str, str]:
+        """Variant and suite under which its attempts are filed: a rescoring with the answers it is of."""
+        return (self.of, f"{self.suite}{RESCORED}") if self.of else (self.variant, self.suite)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,11 +205,12 @@ def _suite_plan(config: RunConfig, name: str, fact: SuiteFacts) -> SuitePlan:
         samples=tuple(ids),
         again=tuple(repeated),
         sha256=sample_digest(chosen),
+        rescored=fact.rescored,
     )
 
 
 def _cells(variants: Sequence[Variant], suites: Sequence[SuitePlan]) -> list[Cell]:
-    """Traces first, then variant by variant; `reference_again` last, as far from the first reference run as can be."""
+    """Traces, then variant by variant, `reference_again` as far from the first reference run as can be; then rescorings."""
     order = sorted(variants, key=lambda variant: ("reference", "candidate", "again").index(variant.role))
     cells = [
         Cell(variant=REFERENCE, suite=suite.name, epoch=epoch, stage="trace", samples=suite.samples)
@@ -213,4 +225,9 @@ def _cells(variants: Sequence[Variant], suites: Sequence[SuitePlan]) -> list[Cel
                 Cell(variant=variant.name, suite=suite.name, epoch=epoch, stage="attempt", samples=ids)
                 for epoch in range(suite.epochs)
             ]
+    rescored = [cell for cell in cells if cell.stage == "attempt" and cell.variant != REFERENCE]
+    names = {suite.name for suite in suites if suite.rescored}
+    for cell in rescored:
+        if cell.suite in names:
+            cells.append(replace(cell, variant=REFERENCE, stage="rescore", of=cell.variant))
     return cells

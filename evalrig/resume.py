@@ -14,7 +14,7 @@ def pending(folder: RunFolder, plan: Plan) -> dict[Cell, tuple[str, ...]]:
     """Cells with samples that have no record yet, in the order of the plan."""
     left: dict[Cell, tuple[str, ...]] = {}
     for cell in plan.cells:
-        rows = folder.traces(cell.suite) if cell.stage == "trace" else folder.records(cell.variant, cell.suite)
+        rows = folder.traces(cell.suite) if cell.stage == "trace" else folder.records(*cell.filed)
         done = {row.sample for row in rows if row.epoch == cell.epoch}
         if rest := tuple(sample for sample in cell.samples if sample not in done):
             left[cell] = rest

@@ -108,6 +108,7 @@ def _work(rig: Rig, folder: RunFolder, progress: Progress) -> Work:
         samples={name: {sample.id: sample for sample in samples} for name, samples in rig.samples.items()},
         pending=left,
         traces=files.traces(rig.plan),
+        answers=files.answers(rig.plan),
         engine=lambda variant: rig.engine(variant, folder.variant_path(variant.name) / "engine.log"),
         preflight=Gatekeeper(folder, progress).admit,
         file=files,

@@ -23,6 +23,8 @@ class Work:
     """What is still to do, cell by cell: all of it, or what a killed run left."""
     traces: dict[tuple[str, str, int], Trace]
     """(suite, sample, epoch) -> trace; grows as the reference answers."""
+    answers: dict[tuple[str, str, str, int], Record]
+    """(variant, suite, sample, epoch) -> what was answered, of suites whose answers the reference scores; grows."""
     engine: Callable[[Variant], Engine]
     """A fresh engine, not started."""
     preflight: Callable[[Engine], Awaitable[bool]]

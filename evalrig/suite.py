@@ -10,7 +10,7 @@ import numpy as np
 
 from evalrig.engine import Capabilities, Engine, Scoring
 from evalrig.errors import UsageError
-from evalrig.types import NON_FINITE, Metric, Sample, State, Trace, Trajectory
+from evalrig.types import NON_FINITE, Completion, Metric, Sample, State, Trace, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,8 @@ class Attempt:
     scores: dict[str, float] = field(default_factory=dict[str, float])
     state: State = State.SCORED
     prompt_sha256: str = ""
+    tokens_sha256: str = ""
+    """Digest of the stream of tokens it is about, where that is no trace."""
     tokens: Scoring | None = None
     """Per-token logprobs to keep, columnar."""
     audit: Scoring | None = None
@@ -50,13 +52,17 @@ class Suite(ABC):
 
     Options: ClassVar[type]
     family: ClassVar[str]
-    metrics: ClassVar[tuple[Metric, ...]]
-    traced: ClassVar[bool] = False
+    metrics: tuple[Metric, ...]
+    traced: bool = False
     """True: the reference answers first (`trace`), and every variant attempts the same token stream."""
+    rescored: bool = False
+    """True: every variant answers by itself, and the reference then scores the same tokens (`rescore`)."""
     brief: ClassVar[Mapping[str, int]] = {}
     """Largest values that numeric options take in a rehearsal, where one attempt is long work."""
     content: tuple[str, ...] = ()
     """Fetched data it reads, by card name; none where the options name the user's own file."""
+    sources: tuple[str, ...] = ()
+    """Other suites of the run whose samples it takes as prompts."""
 
     def __init__(self, name: str, options: Any) -> None:
         self.name = name
@@ -66,9 +72,21 @@ class Suite(ABC):
         """What an engine must be able to do."""
         return Capabilities()
 
+    def rescoring(self) -> Capabilities:
+        """What the reference's engine must be able to do beyond `needs`, for suites with `rescored`."""
+        return Capabilities()
+
     @abstractmethod
     def samples(self) -> list[Sample]:
         """All samples, in the order of their source."""
+
+    def draw(self, lent: Mapping[str, Sequence[Sample]]) -> list[Sample]:
+        """All samples, those made of `lent` among them: what the suites in `sources` run, by suite."""
+        return self.samples()
+
+    def settle(self, chosen: Sequence[Sample]) -> None:
+        """Told before the first request which samples the run has, in its order."""
+        return  # most suites treat all alike
 
     async def trace(self, engine: Engine, sample: Sample, epoch: int, seed: int) -> Trace:
         """The reference's own answer, for suites with `traced`."""
@@ -77,6 +95,10 @@ class Suite(ABC):
     @abstractmethod
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Ask and score once."""
+
+    async def rescore(self, engine: Engine, sample: Sample, said: Completion) -> Attempt:
+        """The reference on what another variant answered, for suites with `rescored`."""
+        raise TypeError(f"{type(self).__name__} is not rescored: `rescored` is true and `rescore` is not written")
 
 
 def ids_sha256(ids: Sequence[int] | Iterable[int]) -> str:

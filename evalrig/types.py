@@ -54,6 +54,10 @@ FAULTS = "faults"
 """Flag of a fingerprint: what was switched on to make the engine wrong, for a test of the rules."""
 NO_ANSWER = "failed"
 """`finish` of a trace whose call failed: missing in every arm."""
+RESCORED = "~reference"
+"""Ending of a suite's name under which is filed what the reference makes of a variant's own answers. No suite can be named so."""
+FIXED = "fixed"
+"""Tag of a sample, and `finish` of its trace, whose stream was given and not sampled: no certificate may use it."""
 
 
 class CheckOutcome(StrEnum):

@@ -20,12 +20,11 @@ from evalrig.gate import Evidence
 from evalrig.likeness import alone, asked, beside, climbed
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.proof import Preflight
+from evalrig.reach import ABSENT, of_reach
 from evalrig.stability import of_events
 from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, NON_FINITE, REFERENCE, SPLIT, Finding, Level, State
 
-ABSENT = "every attempt made"
-"""Rule that most often follows from another: an interruption, a refused or lost engine."""
 FEWEST_AGAIN = 10
 """Pairs below which A/A could not fail whatever it saw: ten changes in one direction reach p = .001."""
 MISSING_DISTANCE = 0.05
@@ -48,7 +47,7 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
         found += [*_engaged(arm), *_above_floor(arm)]
     if gathered.plan.header.rehearsal:
         found += _rehearsed(gathered)
-    return [*found, *_noise(gathered)]
+    return [*found, *of_reach(gathered, evidence), *_noise(gathered)]
 
 
 def _proved(gathered: Gathered) -> Iterator[Finding]:
@@ -249,7 +248,7 @@ def _audited(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Fin
 def _same_tokens(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Finding]:
     """Both arms saw the same prompt tokens, and scored the same stream."""
     reference = {
-        (r.sample, r.epoch): r.provenance for r in gathered.records[REFERENCE, suite.name] if r.state is State.SCORED
+        (r.sample, r.epoch): r.provenance for r in gathered.against(candidate, suite) if r.state is State.SCORED
     }
     pairs = [
         (reference[r.sample, r.epoch], r.provenance)

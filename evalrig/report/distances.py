@@ -39,7 +39,8 @@ QUANTILES = (
 )
 """In the order of `kl_summary.LEVELS`."""
 LEGS: Mapping[str, str] = {
-    "cached_prefix": "The tokens were scored after their prompt was read from the KV cache; none was written while decoding."
+    "cached_prefix": "The tokens were scored after their prompt was read from the KV cache; none was written while decoding.",
+    "decode": "Each variant answered by itself, and the reference scored those answers by prefill: contexts are the candidate's own.",
 }
 """Option `leg` of a suite -> what it means for the numbers."""
 

@@ -36,7 +36,8 @@ class Board:
         """Slot -> the variant whose engine it keeps running."""
         self.busy: set[int] = set()
         # a resumed run may hold all of the reference's attempts: it was proved when it made them
-        self.proved = set() if any(cell.variant == REFERENCE for cell in work.pending) else {REFERENCE}
+        owes = any(cell.variant == REFERENCE and cell.stage != "rescore" for cell in work.pending)
+        self.proved = set() if owes else {REFERENCE}
         self.refused: set[str] = set()
         self.retired: set[tuple[int, str]] = set()
         """(slot, variant): this slot could not run it, while another slot does."""
@@ -50,7 +51,7 @@ class Board:
             self.busy.discard(slot)
             self.changed.notify_all()
             while True:
-                todo = [cell for cell, rest in self.left.items() if rest and cell.variant not in self.refused]
+                todo = [cell for cell, rest in self.left.items() if rest and not {cell.variant, cell.of} & self.refused]
                 if not todo or REFERENCE in self.refused:
                     return None
                 todo = [cell for cell in todo if (slot, cell.variant) not in self.retired]
@@ -98,6 +99,9 @@ class Board:
             return False  # a candidate is proved against the reference
         if cell.stage == "trace":
             return True
+        if cell.stage == "rescore":
+            said = (cell.of, cell.suite, cell.epoch, "attempt")
+            return not any(left for c, left in self.open.items() if (c.variant, c.suite, c.epoch, c.stage) == said)
         traces = [c for c in self.open if c.stage == "trace" and c.suite == cell.suite and c.epoch == cell.epoch]
         return not any(self.open[trace] for trace in traces)
 
@@ -232,16 +236,17 @@ async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> bool:
         return await _trace(engine, cell, sample, work)
     started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     attempt = await _attempt(engine, cell, sample_id, work)
+    variant, suite = cell.filed
     provenance = Provenance(
         started=started,
         seconds=round(time.monotonic() - began, 4),
         retries=attempt.retries,
         prompt_sha256=attempt.prompt_sha256,
-        tokens_sha256=_stream_sha256(work.traces.get((cell.suite, sample_id, cell.epoch))),
+        tokens_sha256=attempt.tokens_sha256 or _stream_sha256(work.traces.get((cell.suite, sample_id, cell.epoch))),
     )
     record = Record(
-        variant=cell.variant,
-        suite=cell.suite,
+        variant=variant,
+        suite=suite,
         sample=sample_id,
         epoch=cell.epoch,
         state=attempt.state,
@@ -250,6 +255,8 @@ async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> bool:
         provenance=provenance,
     )
     work.file.attempt(record, attempt)
+    if work.suites[cell.suite].rescored:
+        work.answers[variant, suite, sample_id, cell.epoch] = record
     return attempt.state is not State.INFRA
 
 
@@ -289,11 +296,23 @@ async def _attempt(engine: Engine, cell: Cell, sample_id: str, work: Work) -> At
     if trace is not None and trace.finish == NO_ANSWER:
         return Attempt(trajectory=Trajectory(error=f"the reference gave no answer: {trace.text}"), state=State.INFRA)
     try:
+        if cell.stage == "rescore":
+            return await _rescored(engine, cell, sample_id, work)
         attempt = await suite.attempt(engine, work.samples[cell.suite][sample_id], cell.epoch, trace)
         return sound(attempt, suite)
     except EngineError as error:
         await _if_alive(engine, cell, error)
         return Attempt(trajectory=Trajectory(error=str(error)), state=State.INFRA)
+
+
+async def _rescored(engine: Engine, cell: Cell, sample_id: str, work: Work) -> Attempt:
+    """The reference on what another variant answered; what that one did not answer is missing here, too."""
+    record = work.answers[cell.of, cell.suite, sample_id, cell.epoch]
+    if record.state is not State.SCORED:
+        return Attempt(trajectory=Trajectory(error=f"{cell.of} gave no answer"), state=record.state)
+    suite = work.suites[cell.suite]
+    said = record.trajectory.turns[0]
+    return sound(await suite.rescore(engine, work.samples[cell.suite][sample_id], said), suite)
 
 
 def _stream_sha256(trace: Trace | None) -> str:

@@ -2,25 +2,30 @@
 
 On-policy (sampled at temperature 1, nothing cut) so that the mean over tokens estimates the KL divergence
 between the two models' answers. Each position keeps the top-K of both sides and one bucket for the rest; on an
-audit sample the whole vocabulary is kept, so that what the bucket hides is measured.
+audit sample the whole vocabulary is kept, so that what the bucket hides is measured. On a few prompts each variant
+answers by itself and then scores its own tokens: how far the way they are scored lies from decoding.
 """
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from evalrig.analysis.kl import merged_bucket
 from evalrig.content import content_dir
-from evalrig.engine import Capabilities, Engine, Sampling
-from evalrig.errors import UsageError
+from evalrig.engine import Capabilities, Engine, Penalties, Sampling, Scoring
+from evalrig.errors import EngineError, UsageError
+from evalrig.sources import borrowed, prompts, texts
 from evalrig.suite import Attempt, Suite, ids_sha256
-from evalrig.types import Completion, Message, Metric, Sample, State, Trace, Trajectory
+from evalrig.types import FIXED, Completion, Metric, Sample, State, Trace, Trajectory
 
-LEGS = ("prefill", "cached_prefix")
+LEGS = ("prefill", "cached_prefix", "decode")
+NONE = "none"
+"""Value of `prompts` for none of its own."""
 
 
 @dataclass(kw_only=True)
@@ -28,7 +33,11 @@ class KlOptions:
     """Keys of `suites.<name>.options`."""
 
     prompts: str = ""
-    """JSONL of {id, kind, messages}; default: the 48 that evalrig ships."""
+    """JSONL of {id, kind, messages or prompt}; default: the 48 that evalrig ships. `none`: only what the next two give."""
+    suites: list[str] = field(default_factory=list[str])
+    """Suites of this run whose samples are prompts too."""
+    texts: str = ""
+    """JSONL of {id, text}: texts that are scored as they are."""
     tokens: int = 64
     """Longest reference answer."""
     top_k: int = 50
@@ -36,15 +45,12 @@ class KlOptions:
     """Share of the prompts on which a few positions are scored over the whole vocabulary, where the engine can."""
     audit_tokens: int = 4
     """Such positions a prompt."""
+    path_prompts: int = 16
+    """Prompts on which each variant scores its own answer, to tell how far scoring lies from decoding; 0: not looked at."""
     leg: str = "prefill"
     """How the tokens are scored. `prefill`: with their prompt as one, nothing read from a prefix cache; on many back ends
-    that reads no quantised KV cache. `cached_prefix`: after their prompt was read from the KV cache, as while decoding."""
-
-
-class _Prompt(msgspec.Struct):
-    id: str
-    kind: str
-    messages: tuple[Message, ...]
+    that reads no quantised KV cache. `cached_prefix`: after their prompt was read from the KV cache, as while decoding.
+    `decode`: each variant answers, with the lists it draws from, and the reference scores those answers by prefill."""
 
 
 class Kl(Suite):
@@ -52,56 +58,72 @@ class Kl(Suite):
 
     Options = KlOptions
     family = "token distribution"
-    traced = True
     brief: ClassVar[Mapping[str, int]] = {"tokens": 16}
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics: tuple[Metric, ...] = (
         Metric(name="kl", kind="distance", units="nats/token"),
         Metric(name="logprob", kind="continuous", units="nats/token"),
     )
+    """Of answers that every variant gives itself there is no `logprob`: each is likely under its own."""
 
     def __init__(self, name: str, options: KlOptions) -> None:
         super().__init__(name, options)
         self.options: KlOptions = options
+        self.sources = tuple(options.suites)
+        self.rescored = options.leg == "decode"
+        self.traced = not self.rescored
+        if self.rescored:
+            self.metrics = self.metrics[:1]
+        self._own_path: frozenset[str] = frozenset()
         if not (
             options.tokens >= 1 and options.top_k >= 1 and 0 < options.audit_share <= 1 and options.audit_tokens >= 1
         ):
             raise UsageError(
                 f"suites.{name}.options: tokens, top_k and audit_tokens are at least 1, audit_share is in (0, 1]; correct it"
             )
-
+        if options.path_prompts < 0:
+            raise UsageError(f"suites.{name}.options.path_prompts: {options.path_prompts} prompts; give 0 or more")
         if options.leg not in LEGS:
             raise UsageError(f"suites.{name}.options.leg: no leg {options.leg!r}; give {' or '.join(LEGS)}")
 
     def needs(self) -> Capabilities:
         """Top-K lists of given tokens. No seed: the reference answers once, and what it said is kept for all."""
+        if self.rescored:
+            return Capabilities(decode_logprobs=self.options.top_k)
         cached = self.options.leg == "cached_prefix"
         return Capabilities(prompt_logprobs=True, top_logprobs=self.options.top_k, cached_prefix=cached)
 
+    def rescoring(self) -> Capabilities:
+        """Top-K lists of given tokens, from the reference alone."""
+        return Capabilities(prompt_logprobs=True, top_logprobs=self.options.top_k) if self.rescored else Capabilities()
+
     def samples(self) -> list[Sample]:
-        """One per prompt, each its own cluster."""
-        path = (
-            Path(self.options.prompts).expanduser()
-            if self.options.prompts
-            else content_dir("suites") / "kl" / "prompts.jsonl"
-        )
-        where = f"suites.{self.name}.options.prompts"
-        try:
-            lines = path.read_bytes().splitlines()
-        except OSError as error:
-            raise UsageError(f"{where}: cannot read {str(path)!r}: {error.strerror}; give a JSONL file") from error
-        rows: list[Sample] = []
-        for number, line in enumerate(filter(None, lines), 1):
-            try:
-                prompt = msgspec.json.decode(line, type=_Prompt)
-            except msgspec.MsgspecError as error:
-                raise UsageError(f"{where}: {path} line {number}: {error}; a line holds id, kind, messages") from error
-            rows.append(Sample(id=prompt.id, messages=prompt.messages, tags=(prompt.kind,)))
+        """One per prompt or text, each its own cluster."""
+        own, where = self.options.prompts, f"suites.{self.name}.options"
+        shipped = content_dir("suites") / "kl" / "prompts.jsonl"
+        rows = [] if own == NONE else prompts(Path(own).expanduser() if own else shipped, f"{where}.prompts")
+        if self.options.texts:
+            rows += texts(Path(self.options.texts).expanduser(), f"{where}.texts")
+        if self.rescored and (fixed := next((row.id for row in rows if FIXED in row.tags), None)):
+            raise UsageError(f"{where}.leg: `decode` scores what variants answer, and {fixed!r} is fixed; leave it out")
         return rows
 
+    def draw(self, lent: Mapping[str, Sequence[Sample]]) -> list[Sample]:
+        """See `Suite.draw`."""
+        where = f"suites.{self.name}.options.suites"
+        return self.samples() + [row for name, rows in lent.items() for row in borrowed(name, rows, where)]
+
+    def settle(self, chosen: Sequence[Sample]) -> None:
+        """The first prompts are those on which the path is checked: in the seeded order of the run that is a draw."""
+        asked = [sample.id for sample in chosen if not _is_text(sample)]
+        self._own_path = frozenset(asked[: self.options.path_prompts])
+
     async def trace(self, engine: Engine, sample: Sample, epoch: int, seed: int) -> Trace:
-        """The reference's answer, temperature 1, nothing cut from the distribution."""
-        prompt = await engine.tokenize(sample.messages)
-        answer = await engine.generate(prompt, Sampling(max_tokens=self.options.tokens, temperature=1.0, seed=seed))
+        """The reference's answer, temperature 1, nothing cut from the distribution; of a fixed stream, what was given."""
+        prompt, given = await _tokens(engine, sample)
+        if FIXED in sample.tags:
+            text = sample.prompt or sample.messages[-1].content
+            return Trace(sample=sample.id, epoch=epoch, prompt_ids=prompt, token_ids=given, text=text, finish=FIXED)
+        answer = await engine.generate(prompt, self._whole(seed))
         return Trace(
             sample=sample.id,
             epoch=epoch,
@@ -113,27 +135,101 @@ class Kl(Suite):
 
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Score the reference's tokens; the prompt is tokenised again so that a differing template shows."""
+        if self.rescored:
+            return await self._answered(engine, sample, epoch)
         if trace is None:
             raise ValueError(f"{self.name}: {sample.id} has no trace")
         if not trace.token_ids:
             error = "the reference answered no token: there is nothing to compare"
             return Attempt(trajectory=Trajectory(error=error), state=State.UNSCORED)
-        own = await engine.tokenize(sample.messages)
+        own, given = await _tokens(engine, sample)
         ids = [*trace.prompt_ids, *trace.token_ids]
-        score = engine.score_cached if self.options.leg == "cached_prefix" else engine.score
-        scoring = await score(ids, len(trace.prompt_ids), self.options.top_k)
+        scoring = await self._score(engine, ids, len(trace.prompt_ids), self.options.top_k)
         audit = None
         if (window := self._window(trace)) and engine.able(engine.options).top_logprobs == -1:
-            audit = await score(ids[: window[1]], window[0], -1)
+            audit = await self._score(engine, ids[: window[1]], window[0], -1)
         turn = Completion(text=trace.text, prompt_tokens=len(trace.prompt_ids), completion_tokens=len(trace.token_ids))
         mean = float(scoring.logprobs.mean(dtype=np.float64))
+        scores = {"logprob": mean, "tokens": float(len(trace.token_ids))} if np.isfinite(mean) else {}
         return Attempt(
             trajectory=Trajectory(turns=(turn,)),
-            scores={"logprob": mean, "tokens": float(len(trace.token_ids))} if np.isfinite(mean) else {},
-            prompt_sha256=ids_sha256(own),
+            scores={**scores, **await self._path(engine, sample, epoch, trace.prompt_ids)},
+            prompt_sha256=ids_sha256([*own, *given]),
             tokens=scoring,
             audit=audit,
             retries=scoring.retries,
+        )
+
+    async def _answered(self, engine: Engine, sample: Sample, epoch: int) -> Attempt:
+        """The variant's own answer, with the list that each of its tokens was drawn from."""
+        prompt, _ = await _tokens(engine, sample)
+        seed = _seed(f"{self.name}/{sample.id}/{epoch}")  # the same for all: answers part only where variants do
+        said, decoded = await engine.decode(prompt, self._whole(seed), self.options.top_k)
+        if not said.token_ids:
+            error = "it answered no token: there is nothing to compare"
+            return Attempt(trajectory=Trajectory(error=error), state=State.UNSCORED)
+        if tuple(map(int, decoded.token_ids)) != said.token_ids:
+            raise EngineError(f"{engine.variant.name}: the lists are of other tokens than those it answered")
+        return Attempt(
+            trajectory=Trajectory(turns=(replace(said, logprobs=()),)),
+            scores={"tokens": float(len(said.token_ids))},
+            prompt_sha256=ids_sha256(prompt),
+            tokens_sha256=ids_sha256([*prompt, *said.token_ids]),
+            tokens=decoded,
+            retries=said.retries,
+        )
+
+    async def rescore(self, engine: Engine, sample: Sample, said: Completion) -> Attempt:
+        """Lists of the reference, by prefill, at each token that another variant answered."""
+        prompt, _ = await _tokens(engine, sample)
+        ids = [*prompt, *said.token_ids]
+        scoring = await self._score(engine, ids, len(prompt), self.options.top_k)
+        turn = Completion(text=said.text, prompt_tokens=len(prompt), completion_tokens=len(said.token_ids))
+        return Attempt(
+            trajectory=Trajectory(turns=(turn,)),
+            scores={"tokens": float(len(said.token_ids))},
+            prompt_sha256=ids_sha256(prompt),
+            tokens_sha256=ids_sha256(ids),
+            tokens=scoring,
+            retries=scoring.retries,
+        )
+
+    async def _score(self, engine: Engine, ids: Sequence[int], start: int, top_k: int) -> Scoring:
+        """By the leg in use; an answer about other tokens than those given is an engine's failure."""
+        score = engine.score_cached if self.options.leg == "cached_prefix" else engine.score
+        scoring = await score(ids, start, top_k)
+        if tuple(map(int, scoring.token_ids)) != tuple(ids[start:]):
+            raise EngineError(f"{engine.variant.name}: the engine scored other tokens than those it was given")
+        return scoring
+
+    async def _path(self, engine: Engine, sample: Sample, epoch: int, prompt: Sequence[int]) -> dict[str, float]:
+        """Scores `path_kl` (nats per token: decoding || scoring, of one and the same engine), `path_tokens`, `path_broken`."""
+        listed = engine.able(engine.options).decode_logprobs
+        if sample.id not in self._own_path or not listed or engine.variant.role == "again":
+            return {}
+        width = self.options.top_k if listed < 0 else min(self.options.top_k, listed)
+        said, decoded = await engine.decode(prompt, self._whole(_seed(f"{self.name}/{sample.id}/{epoch}/path")), width)
+        if not said.token_ids:
+            return {}
+        scored = await self._score(engine, [*prompt, *said.token_ids], len(prompt), width)
+        whole = _readable(decoded) & _readable(scored)
+        kl = merged_bucket(
+            decoded.top_ids[whole], decoded.top_logprobs[whole], scored.top_ids[whole], scored.top_logprobs[whole]
+        ).kl
+        kept = kl[np.isfinite(kl)]
+        counts = {"path_tokens": float(len(whole)), "path_broken": float(len(whole) - len(kept))}
+        return {**counts, "path_kl": float(kept.mean())} if len(kept) else counts
+
+    def _whole(self, seed: int) -> Sampling:
+        """The distribution as it is: only its own tokens make the mean over tokens the KL of answers."""
+        return Sampling(
+            max_tokens=self.options.tokens,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            min_p=0.0,
+            penalties=Penalties(),
+            seed=seed,
         )
 
     def _window(self, trace: Trace) -> tuple[int, int] | None:
@@ -144,3 +240,29 @@ class Kl(Suite):
         room = max(0, len(trace.token_ids) - self.options.audit_tokens)
         start = len(trace.prompt_ids) + int.from_bytes(digest[4:8], "big") % (room + 1)
         return start, min(start + self.options.audit_tokens, len(trace.prompt_ids) + len(trace.token_ids))
+
+
+async def _tokens(engine: Engine, sample: Sample) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What comes before the first scored token, and the tokens given after it: none where the reference answers."""
+    if FIXED not in sample.tags:
+        return await engine.tokenize(sample.messages or sample.prompt), ()
+    if _is_text(sample):
+        ids = await engine.tokenize(sample.prompt)
+        return ids[:1], ids[1:]
+    return await engine.tokenize(sample.messages[:-1]), await engine.tokenize(sample.messages[-1].content)
+
+
+def _seed(words: str) -> int:
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big") >> 1
+
+
+def _is_text(sample: Sample) -> bool:
+    return FIXED in sample.tags and not sample.messages
+
+
+def _readable(rows: Scoring) -> NDArray[np.bool_]:
+    """Rows whose list holds numbers and names no token twice."""
+    ids = np.sort(rows.top_ids, axis=1)
+    return (
+        (rows.top_logprobs < np.inf).all(axis=1) & ~(ids[:, 1:] == ids[:, :-1]).any(axis=1) & (rows.logprobs < np.inf)
+    )

@@ -9,7 +9,7 @@ import asyncio
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -39,7 +39,7 @@ class Piqa(Suite):
 
     Options = PiqaOptions
     family = "knowledge"
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics: tuple[Metric, ...] = (
         Metric(name="accuracy", kind="binary", units="points", scale=100.0, chance=0.5),
         Metric(name="lead", kind="continuous", units="nats"),
     )

@@ -53,7 +53,7 @@ class ShortAnswers(Suite):
     Options = ShortAnswersOptions
     family = "instruction following"
     brief: ClassVar[Mapping[str, int]] = {"max_tokens": 64}
-    metrics: ClassVar[tuple[Metric, ...]] = (Metric(name="accuracy", kind="binary", units="points", scale=100.0),)
+    metrics: tuple[Metric, ...] = (Metric(name="accuracy", kind="binary", units="points", scale=100.0),)
 
     def __init__(self, name: str, options: ShortAnswersOptions) -> None:
         super().__init__(name, options)

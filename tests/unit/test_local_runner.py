@@ -32,7 +32,15 @@ def board(plan: Plan, join_above: int = 4, only: Sequence[Cell] | None = None) -
     chosen: Any = None
     pending = {cell: cell.samples for cell in (plan.cells if only is None else only)}
     work = Work(
-        plan=plan, suites={}, samples={}, pending=pending, traces={}, engine=chosen, preflight=chosen, file=chosen
+        plan=plan,
+        suites={},
+        samples={},
+        pending=pending,
+        traces={},
+        answers={},
+        engine=chosen,
+        preflight=chosen,
+        file=chosen,
     )
     return Board(work, join_above)
 

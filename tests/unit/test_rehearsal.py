@@ -112,11 +112,16 @@ def test_suites_are_cut_and_nothing_else_of_them_is_changed() -> None:
     before = load_run(content_dir("conf") / "glm-int4.yaml")
     config = small("glm-int4", ["suites.kl.epochs=5", "+suites.kl.options.top_k=20", "suites.piqa.again=0.5"])
     assert (config.suites["kl"].samples, config.suites["kl"].epochs, config.suites["piqa"].samples) == (4, 2, 4)
-    assert config.suites["kl"].options == {"leg": "cached_prefix", "top_k": 20, "tokens": 16}
+    assert config.suites["kl"].options == {
+        "leg": "cached_prefix",
+        "suites": ["piqa", "short_answers"],
+        "top_k": 20,
+        "tokens": 16,
+    }
     assert config.suites["piqa"].again == 0.5
     assert config.gates == before.gates
     assert config.name == "glm-int4-rehearsal"
-    assert "suites.kl: 4 of 48 samples, tokens 16, 2 of 5 epochs" in config.rehearsal.replaced
+    assert "suites.kl: 4 of 648 samples, tokens 16, 2 of 5 epochs" in config.rehearsal.replaced
 
 
 SHIPPED = ["endpoint", "glm-factorial", "glm-int4", "kimi-fp8kv", "llama-cpp", "nvfp4", "pd"]
@@ -142,14 +147,13 @@ def test_answers_of_a_rehearsal_fit_into_the_stand_ins_context(stem: str) -> Non
 
 def test_shorter_than_a_rehearsal_stays_as_it_is() -> None:
     config = small("glm-int4", ["+suites.kl.options.tokens=8", "suites.piqa.samples=2"])
-    assert config.suites["kl"].options == {"leg": "cached_prefix", "tokens": 8}
-    assert config.suites["piqa"].samples == 2
+    assert (config.suites["kl"].options["tokens"], config.suites["piqa"].samples) == (8, 2)
 
 
 def test_a_source_with_fewer_samples_than_a_rehearsal_asks(tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"id": "a", "kind": "x", "messages": [{"role": "user", "content": "Hello?"}]}\n')
-    config = small("glm-int4", [f"+suites.kl.options.prompts={prompts}"])
+    config = small("glm-int4", [f"+suites.kl.options.prompts={prompts}", "suites.kl.options.suites=[]"])
     assert config.suites["kl"].samples == 1
     assert config.suites["kl"].options["prompts"] == str(prompts)
 

@@ -13,8 +13,8 @@ import pytest
 from toys.engine import END, Toy, ToyOptions, tokens
 from toys.runs import REFERENCE, likelihood, piqa_file, prompts_file
 
-from evalrig.engine import Engine, Launch
-from evalrig.errors import UsageError
+from evalrig.engine import Engine, Launch, Penalties, Sampling
+from evalrig.errors import EngineError, UsageError
 from evalrig.suite import Attempt, Suite, ids_sha256, sound
 from evalrig.suites.kl import Kl, KlOptions
 from evalrig.suites.piqa import Piqa, PiqaOptions
@@ -242,7 +242,9 @@ def test_the_leg_says_by_which_way_the_tokens_and_the_audit_are_scored(
 
 
 def test_a_leg_that_is_none_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^suites\.kl\.options\.leg: no leg 'warm'; give prefill or cached_prefix$"):
+    with pytest.raises(
+        UsageError, match=r"^suites\.kl\.options\.leg: no leg 'warm'; give prefill or cached_prefix or decode$"
+    ):
         Kl("kl", KlOptions(leg="warm"))
 
 
@@ -275,14 +277,54 @@ def test_an_empty_answer_of_the_reference_is_missing_in_every_arm(tmp_path: Path
     assert found.trajectory.error == "the reference answered no token: there is nothing to compare"
 
 
-@pytest.mark.parametrize("line", ["{", '{"id": "a"}', '{"id": "a", "kind": "k", "messages": [{"role": "user"}]}'])
+def test_nothing_is_cut_from_the_distribution_that_a_trace_is_drawn_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Truncated sampling makes the mean over tokens something else than the KL of answers."""
+    asked: list[Sampling] = []
+    for name in ("generate", "decode"):
+        original = getattr(Toy, name)
+
+        async def noted(self: Toy, ids: Any, sampling: Sampling, *k: int, o: Any = original) -> Any:
+            asked.append(sampling)
+            return await o(self, ids, sampling, *k)
+
+        monkeypatch.setattr(Toy, name, noted)
+    for leg in ("prefill", "decode"):
+        suite = kl(tmp_path, leg=leg)
+        sample = suite.samples()[0]
+        suite.settle([sample])
+        attempted(suite, sample, traced(suite, sample))
+    assert len(asked) == 4  # each leg: the trace (the decode leg's is not used), and the path check or the answer
+    for sampling in asked:
+        assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, -1, 0.0)
+        assert (sampling.penalties, sampling.stop) == (Penalties(), ())
+
+
+def test_an_engine_that_scores_other_tokens_than_given_is_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = kl(tmp_path)
+    sample = suite.samples()[0]
+    trace = traced(suite, sample)
+    original = Toy.score
+
+    async def shifted(self: Toy, ids: Any, start: int, top_k: int = 0) -> Any:
+        return await original(self, [*ids[1:], 5], start, top_k)
+
+    monkeypatch.setattr(Toy, "score", shifted)
+    with pytest.raises(EngineError, match="toy: the engine scored other tokens than those it was given"):
+        attempted(suite, sample, trace)
+
+
+@pytest.mark.parametrize("line", ["{", '{"kind": "k"}', '{"id": "a", "kind": "k", "messages": [{"role": "user"}]}'])
 def test_a_malformed_prompt_names_file_and_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(f"{line}\n")
     with pytest.raises(UsageError) as caught:
         Kl("kl", KlOptions(prompts=str(path))).samples()
     assert str(caught.value).startswith(f"suites.kl.options.prompts: {path} line 1: ")
-    assert str(caught.value).endswith("; a line holds id, kind, messages")
+    assert str(caught.value).endswith("; a line holds id, kind, messages or prompt")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ class ToyOptions:
     noise: float = 0.0
     """Standard deviation of what is added to the logits: the variant's damage."""
     seed: int = 0
+    apart: float = 0.0
+    """As noise, but on the decode path alone: what a prefill that reads no quantised cache does not see."""
     jitter: float = 0.0
     """As noise, but other in every process: what a real reference does to itself."""
     says_weights: str = "bf16"
@@ -97,6 +99,7 @@ class Toy(Engine):
         self.calls = self.scorings = self.answers = 0
         self.faulty = True
         self.table: np.ndarray | None = None
+        self.decoding: np.ndarray | None = None
         self.lines: list[bytes] = []
 
     async def start(self) -> None:
@@ -106,7 +109,8 @@ class Toy(Engine):
         Toy.processes[self.launch.log] += 1
         self.faulty = not 0 < self.options.faulty_starts < Toy.processes[self.launch.log]
         noise = float(np.hypot(self.options.noise, self.options.jitter))
-        self.table = table(noise, self.options.seed + (Toy.starts if self.options.jitter else 0))
+        seed = self.options.seed + (Toy.starts if self.options.jitter else 0)
+        self.table, self.decoding = table(noise, seed), table(float(np.hypot(noise, self.options.apart)), seed)
         if self.options.record:
             said = {"fingerprint": await self.fingerprint(), "capacity": await self.capacity()}
             self.lines.append(msgspec.json.encode(said))
@@ -149,8 +153,10 @@ class Toy(Engine):
         return self._completion(answer, ids)
 
     async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
+        scored, self.table = self.table, self.decoding if self.alive() else None
         answer = self._sampled(ids, sampling)
         scoring, lists = self._lists([*ids, *answer["token_ids"]], len(ids), top_k)
+        self.table = scored
         self._said({**answer, **lists}, "decode", list(ids), sampling.max_tokens, sampling.seed, top_k)
         return self._completion({**answer, "logprobs": lists["logprobs"]}, ids), scoring
 
