@@ -177,10 +177,11 @@ class _Reader:
 
 
 def _lists(side: Columns) -> TopK:
-    """Rows that name a token twice, or none, have no number: they are counted as broken and not refused as a whole."""
+    """Rows that name a token twice, or no token, or with what is no logprob: counted as broken, not refused as a whole."""
     ids, logprobs = side["top_ids"], side["top_logprobs"]
     ordered = np.sort(ids, axis=1)
     broken = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered < 0).any(axis=1)
+    broken |= (logprobs > ROUNDING).any(axis=1)
     if broken.any():
         ids = np.where(broken[:, None], np.arange(ids.shape[1], dtype=ids.dtype), ids)
         logprobs = np.where(broken[:, None], np.float32(np.nan), logprobs)

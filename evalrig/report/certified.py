@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from evalrig.analysis.certificate import Certificate, Per
 from evalrig.analysis.responses import BEGINNING, Parts, Responses, kl_certificate, sampled_kl, sequence_certificate
 from evalrig.gate import Evidence
-from evalrig.report.shown import CertificateRow, Certificates
+from evalrig.report.shown_maps import CertificateRow, Certificates
 from evalrig.report.words import count, significant, span
 
 WHOLE = "whole response"

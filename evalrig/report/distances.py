@@ -14,14 +14,15 @@ from evalrig.analysis.kl_excess import Excess, excess
 from evalrig.analysis.kl_summary import KlSummary, OctaveRow, Quantile
 from evalrig.analysis.kl_sums import MeanRow
 from evalrig.analysis.topk_bounds import bounds, dual_low, largest_tail_ratio
-from evalrig.evidence import Gathered, tokens_file
+from evalrig.evidence import ROUNDING, Gathered, tokens_file
 from evalrig.gate import AuditRows, Distances, Evidence
 from evalrig.plan import Plan, SuitePlan
 from evalrig.report.certified import certificates
 from evalrig.report.differences import gate_on
 from evalrig.report.far import far
 from evalrig.report.maps import growth_words, maps
-from evalrig.report.shown import Bar, Curve, DistanceView, Maps, Positions, Row, Table
+from evalrig.report.shown import Bar, Curve, DistanceView, Positions
+from evalrig.report.shown_maps import Maps, Row, Table
 from evalrig.report.words import NOTHING, count, level, percent, short, significant, span
 from evalrig.streams import Streamed
 from evalrig.tokens import read_tokens
@@ -241,7 +242,7 @@ def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], c
     notes = [f"Every KL here but k3 is a lower bound: it is taken on the {width} most probable tokens of both sides."]
     for name, arm in arms.items():
         rows = arm.audits.get(suite.name)
-        if rows is None or not width or not all((side < np.inf).all() for side in (rows.reference, rows.candidate)):
+        if rows is None or not width or not all((side <= ROUNDING).all() for side in (rows.reference, rows.candidate)):
             continue
         found = audit(rows.reference, rows.candidate, min(width, rows.reference.shape[1]))
         lost = "not defined" if found.lost_share is None else percent(max(found.lost_share, 0.0))

@@ -8,7 +8,7 @@ import numpy as np
 from evalrig.analysis.kl_sums import WorstPrompt, WorstToken
 from evalrig.evidence import Columns, Gathered, tokens_file
 from evalrig.plan import SuitePlan
-from evalrig.report.shown import Choice, Far, FarPrompt, FarToken
+from evalrig.report.shown_maps import Choice, Far, FarPrompt, FarToken
 from evalrig.report.words import count, cut, percent, significant
 from evalrig.streams import Streamed, Texts
 from evalrig.tokens import read_tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from evalrig.analysis.growth import FIRST_POSITION
 from evalrig.analysis.kl_map import GroupRow
 from evalrig.analysis.paired import MIN_CLUSTERS
-from evalrig.report.shown import Row, Table
+from evalrig.report.shown_maps import Row, Table
 from evalrig.report.words import NOTHING, p_value, percent, significant, span
 from evalrig.streams import Streamed
 
