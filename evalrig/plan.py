@@ -110,7 +110,7 @@ class Plan:
     suites: tuple[SuitePlan, ...]
     gates: tuple[GatePlan, ...]
     unused_gates: tuple[str, ...]
-    """Gates of the policy whose suite is not in this run: named, not silently dropped."""
+    """Gates of the policy whose suite is not in this run, or has not their metric: named, not silently dropped."""
     cells: tuple[Cell, ...]
     chats: tuple[str, ...] = ()
     """Suites that ask through the engine's chat route."""
@@ -165,7 +165,7 @@ def make_plan(
         )
         for name, gate in config.gates.items()
     }
-    names = {suite.name for suite in suites}
+    used = {name for name, gate in gates.items() if _used(gate, suites)}
     return Plan(
         header=Header(
             run=config.name,
@@ -181,11 +181,17 @@ def make_plan(
         config_sha256=hashlib.sha256(text.encode()).hexdigest(),
         variants=tuple(variants),
         suites=suites,
-        gates=tuple(gate for gate in gates.values() if gate.suite in names),
-        unused_gates=tuple(gate.name for gate in gates.values() if gate.suite not in names),
+        gates=tuple(gate for name, gate in gates.items() if name in used),
+        unused_gates=tuple(name for name in gates if name not in used),
         cells=tuple(_cells(variants, suites)),
         chats=tuple(name for name, fact in facts.items() if fact.chat),
     )
+
+
+def _used(gate: GatePlan, suites: Sequence[SuitePlan]) -> bool:
+    """Its suite is there, and with its metric; a gating gate is never dropped for a metric."""
+    metrics = [{metric.name for metric in suite.metrics} for suite in suites if suite.name == gate.suite]
+    return bool(metrics) and (gate.gating or not gate.metric or gate.metric in metrics[0])
 
 
 def _suite_plan(config: RunConfig, name: str, fact: SuiteFacts) -> SuitePlan:

@@ -125,6 +125,11 @@ def test_the_decode_leg_has_no_logprob_to_judge(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(tree))
     with pytest.raises(UsageError, match=r"gates\.lp\.metric: no metric 'logprob'"):
         assemble(load_run(path), path, lambda _: None)
+    tree["gates"]["lp"]["gating"] = False
+    path.write_text(yaml.safe_dump(tree))
+    plan = assemble(load_run(path), path, lambda _: None).plan
+    assert plan.unused_gates == ("lp",), "a diagnostic of the policy is named as not applied"
+    assert "lp" not in {gate.name for gate in plan.gates}
 
 
 def test_a_stream_that_differs_between_answer_and_rescoring_is_refused(tmp_path: Path) -> None:
