@@ -19,7 +19,7 @@ from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray
 from evalrig.analysis.kl_sums import FROM_LISTS, MEASURES, StreamResult, StreamSums
 from evalrig.analysis.topk_bounds import aligned_bounds, entropy_rows
 
-__all__ = ["MEASURES", "Chunk", "Measured", "StreamResult", "analyse", "measure"]
+__all__ = ["MEASURES", "Chunk", "Measured", "StreamResult", "analyse", "measure", "summed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +62,17 @@ def analyse(
     Positions with NaN, with +inf, or with no finite entry on one side are left out and counted (`broken`). Malformed
     chunks, and no readable position at all, raise ValueError.
     """
-    sums = StreamSums(prompts, len(names))
+    return summed(chunks, prompts, len(names), workers).result(names, alpha)
+
+
+def summed(chunks: Iterable[Chunk], prompts: int, classes: int = 0, workers: int = 2) -> StreamSums:
+    """`analyse` up to the sums, of which results are made; here no readable position is no error."""
+    sums = StreamSums(prompts, classes)
     waiting: deque[Future[Measured]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for chunk in chunks:
-                waiting.append(pool.submit(measure, chunk, prompts, len(names)))
+                waiting.append(pool.submit(measure, chunk, prompts, classes))
                 if len(waiting) > workers:
                     _add(sums, waiting.popleft().result())
             while waiting:
@@ -75,7 +80,7 @@ def analyse(
         finally:
             for future in waiting:
                 future.cancel()
-    return sums.result(names, alpha)
+    return sums
 
 
 def _add(sums: StreamSums, found: Measured) -> None:

@@ -5,19 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-
-from evalrig.analysis.kl import audit
-from evalrig.analysis.kl_excess import Excess, excess
-from evalrig.analysis.kl_summary import KlSummary, OctaveRow, by_octave, delta_p, summary
-from evalrig.evidence import Gathered, tokens_file
+from evalrig.analysis.kl_excess import Excess, excess_of
+from evalrig.analysis.kl_stream import StreamResult
+from evalrig.analysis.kl_summary import KlSummary, OctaveRow
+from evalrig.evidence import Gathered
 from evalrig.gate import Distances, Evidence
 from evalrig.plan import Plan, SuitePlan
 from evalrig.report.differences import gate_on
 from evalrig.report.shown import Bar, Curve, DistanceView, Row
 from evalrig.report.words import NOTHING, count, level, percent, short, significant, span
-from evalrig.tokens import read_tokens
-from evalrig.types import REFERENCE, State
 
 FLOOR = "floor (A/A)"
 UNRESOLVED = "tail not resolved"
@@ -32,13 +28,22 @@ class _Arm:
     """One column of the table."""
 
     name: str
-    tokens: Distances
-    """Without the positions that have no number."""
-    broken: int
-    seen: KlSummary
-    octaves: tuple[OctaveRow, ...]
+    found: StreamResult
+    """Of the positions that have a number."""
     above: Excess | None
     """None for the floor itself."""
+
+    @property
+    def seen(self) -> KlSummary:
+        return self.found.summary
+
+    @property
+    def octaves(self) -> tuple[OctaveRow, ...]:
+        return self.found.by_position.octaves
+
+    def mean(self, measure: str) -> float:
+        """Over all tokens."""
+        return next(row.mean for row in self.found.means if row.name == measure)
 
 
 def distances(gathered: Gathered, arms: Mapping[str, Evidence]) -> tuple[DistanceView, ...]:
@@ -68,32 +73,12 @@ def _distance_name(suite: SuitePlan) -> str:
 
 
 def _column(name: str, tokens: Distances, floor: Distances | None, alpha: float, limit: float | None) -> list[_Arm]:
-    kept, broken = _readable(tokens)
-    if not len(kept.kl):
+    if tokens.found is None:
         return []
     above = None
     if limit is not None:
-        base = _readable(floor)[0] if floor is not None else None
-        none = np.zeros(0)
-        floor_kl, floor_prompt = (base.kl, base.prompt) if base is not None else (none, none.astype(np.str_))
-        above = excess(kept.kl, kept.prompt, floor_kl, floor_prompt, alpha, limit)
-    return [
-        _Arm(
-            name=name,
-            tokens=kept,
-            broken=broken,
-            seen=summary(kept.kl, kept.prompt, alpha),
-            octaves=tuple(by_octave(kept.kl, kept.position, kept.prompt, alpha)),
-            above=above,
-        )
-    ]
-
-
-def _readable(tokens: Distances) -> tuple[Distances, int]:
-    """Positions with numbers on both sides, and how many have none."""
-    whole = ~(np.isnan(tokens.kl) | np.isnan(tokens.reference_logprob) | np.isnan(tokens.candidate_logprob))
-    kept = {name: getattr(tokens, name)[whole] for name in Distances.__slots__}
-    return Distances(**kept), int((~whole).sum())
+        above = excess_of(tokens.by_prompt, floor and floor.by_prompt, alpha, limit)
+    return [_Arm(name=name, found=tokens.found, above=above)]
 
 
 def _view(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], columns: list[_Arm]) -> DistanceView:
@@ -123,23 +108,23 @@ def _veto(margin: float, gating: bool, name: str) -> str:
 
 def _rows(columns: list[_Arm], confidence: str) -> list[Row]:
     tails = [column.seen.tail for column in columns]
-    moved = [delta_p(column.tokens.reference_logprob, column.tokens.candidate_logprob) for column in columns]
+    moved = [(column.mean("delta_p"), math.sqrt(column.mean("delta_p_square"))) for column in columns]
     table = [
         ("mean KL, nats per token", [significant(c.seen.mean) for c in columns], "over all tokens"),
         (f"mean KL, {confidence} interval", [span(c.seen.low, c.seen.high) for c in columns], "clustered by prompt"),
         ("excess above the floor", [_excess(c) for c in columns], "what the veto judges"),
         (f"excess, {confidence} interval", [_excess_span(c) for c in columns], ""),
         ("ratio to the floor", [_ratio(c) for c in columns], ""),
-        ("median", [significant(c.seen.median) for c in columns], ""),
+        ("median", [significant(c.seen.median) for c in columns], "quantiles: at most 0.8 % high"),
         ("p99", [_tail(t.p99, t.p99_resolved) for t in tails], "exceeded by 1 token in 100"),
         ("p99.9", [_tail(t.p999, t.p999_resolved) for t in tails], "exceeded by 1 token in 1,000"),
         ("largest", [significant(t.maximum) for t in tails], "one token; no interval"),
         ("mean, cut at p99.9", [significant(t.winsorised_mean) for t in tails], "winsorised"),
         ("share of the total in the top 0.1 %", [percent(t.top_share) for t in tails], "near 100 %: a few tokens"),
-        ("same most probable token", [percent(float(c.tokens.same_top.mean())) for c in columns], "top-1 agreement"),
+        ("same most probable token", [percent(c.mean("top1_same")) for c in columns], "top-1 agreement"),
         ("Δp of the given token, mean", [_share(mean) for mean, _ in moved], "points of probability"),
         ("Δp of the given token, RMS", [_share(rms) for _, rms in moved], "points of probability"),
-        ("mass outside both lists", [percent(float(c.tokens.tail.mean()), 2) for c in columns], "in one bucket"),
+        ("mass outside both lists", [percent(c.mean("tail_reference"), 2) for c in columns], "in one bucket"),
         ("tokens", [f"{c.seen.tokens:,}" for c in columns], ""),
         ("prompts", [f"{c.seen.prompts:,}" for c in columns], "the unit taken as independent"),
     ]
@@ -172,13 +157,12 @@ def _share(change: float) -> str:
 
 
 def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], columns: list[_Arm]) -> list[str]:
-    width = _width(gathered, suite)
+    width = gathered.width(suite)
     notes = [f"Every distance above is a lower bound: it is taken on the {width} most probable tokens of both sides."]
     for name, arm in arms.items():
-        rows = arm.audits.get(suite.name)
-        if rows is None or not width or not all((side < np.inf).all() for side in (rows.reference, rows.candidate)):
+        found = arm.audits.get(suite.name)
+        if found is None or not width:
             continue
-        found = audit(rows.reference, rows.candidate, min(width, rows.reference.shape[1]))
         lost = "not defined" if found.lost_share is None else percent(max(found.lost_share, 0.0))
         notes.append(
             f"{name}: the top {width} of both sides and one bucket for the rest lose {lost} of the KL on "
@@ -189,14 +173,18 @@ def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], c
         notes.append("No position was scored over the whole vocabulary: what the lists cut off is not known.")
     if not any(column.name == FLOOR for column in columns):
         notes.append("No floor was measured: the distance may be the reference's own noise.")
-    elif any(column.name == FLOOR and not column.tokens.kl.any() for column in columns):
+    elif any(column.name == FLOOR and column.seen.minimum == column.seen.tail.maximum == 0.0 for column in columns):
         notes.append("The floor is exactly 0: the reference repeats bit by bit, so a ratio to it is not defined.")
     if any(not tail.p999_resolved for tail in (column.seen.tail for column in columns)):
         notes.append(
             f"“{UNRESOLVED}”: fewer than 30 prompts own a token at or above that quantile, so it is that of a few prompts."
         )
     notes += [LEGS[leg]] if (leg := _leg(gathered.plan, suite.name)) in LEGS else []
-    notes += [f"{c.name}: {count(c.broken, 'position')} without a number, left out here." for c in columns if c.broken]
+    notes += [
+        f"{c.name}: {count(c.found.broken, 'position')} without a number, left out here."
+        for c in columns
+        if c.found.broken
+    ]
     return notes
 
 
@@ -206,15 +194,6 @@ def _leg(plan: Plan, suite: str) -> str:
     for key in ("suites", suite, "options", "leg"):
         found = cast("Mapping[str, Any]", found).get(key) if isinstance(found, Mapping) else None
     return str(found or "")
-
-
-def _width(gathered: Gathered, suite: SuitePlan) -> int:
-    """Length of the stored lists."""
-    for record in gathered.records[REFERENCE, suite.name]:
-        if record.state is State.SCORED:
-            path = tokens_file(gathered.folder, REFERENCE, suite.name, record.sample, record.epoch)
-            return int(read_tokens(path)["top_ids"].shape[1])
-    return 0
 
 
 def _curve(column: _Arm, ranges: list[tuple[int, int]]) -> Curve:
