@@ -82,8 +82,9 @@ def excess_of(kl: ClusterSums, floor_kl: ClusterSums | None, alpha: float, limit
     """Test the excess of the candidate over the floor, from sums by prompt; the floor may cover some, all or none.
 
     Prompts have the same number in both. Both means are ratios (sum over tokens / number of tokens), linearised and
-    summed by prompt, so that prompts measured in both keep their covariance. Degrees of freedom: the smaller number of prompts less 1, or the
-    candidate's if the floor does not vary. With the same tokens in both this is `cluster_t(kl - floor)`.
+    summed by prompt, so that prompts measured in both keep their covariance. Degrees of freedom: the smaller number of
+    prompts less 1, or the candidate's if the floor does not vary. With the same tokens in both this is
+    `cluster_t(kl - floor)`.
 
     No claim (p = 1) is made where the values do not carry one:
     - fewer than 20 prompts, 10 of them informative, or values that do not vary: neither way, KL has no upper bound;
