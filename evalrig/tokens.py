@@ -88,12 +88,16 @@ class TokenFile:
 
         try:
             start, stop = self.places[key]
+            stream = bytearray(len(self.schema) + stop - start)
+            stream[: len(self.schema)] = self.schema
             with self.path.open("rb", buffering=0) as file:
-                message = pa.ipc.read_message(_part(file, start, stop))
-            batch = pa.ipc.read_record_batch(message, pa.ipc.read_schema(pa.py_buffer(self.schema)))
+                file.seek(start)
+                file.readinto(memoryview(stream)[len(self.schema) :])
+            one_thread = pa.ipc.IpcReadOptions(use_threads=False)  # an attempt is too small to share out
+            batch = pa.ipc.open_stream(pa.py_buffer(stream), options=one_thread).read_next_batch()
             return {name: _values(batch.column(name)) for name in batch.schema.names}
-        except (KeyError, ValueError, OSError) as error:
-            why = "no such batch" if isinstance(error, KeyError) else error
+        except (KeyError, ValueError, OSError, StopIteration) as error:
+            why = "no such batch" if isinstance(error, KeyError) else error or "it is cut"
             raise UsageError(
                 f"{self.path}: token logprobs of a record ({key.sample}, epoch {key.epoch}) cannot be read ({why}); "
                 "restore the run folder"

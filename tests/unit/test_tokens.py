@@ -294,12 +294,17 @@ def test_reading_one_attempt_reads_its_bytes_alone(tmp_path: Path, monkeypatch: 
     """Memory and time of reading do not grow with what else is in the file."""
     path = filled(tmp_path / "rows.arrows", [Key("s", epoch, "t") for epoch in range(50)])
     file, taken = TokenFile(path), [0]
-    plain = io.FileIO.read
+    plain, filling = io.FileIO.read, io.FileIO.readinto
 
     class Counted(io.FileIO):
         def read(self, size: int | None = -1, /) -> bytes:
             found = plain(self, size)
             taken[0] += len(found)
+            return found
+
+        def readinto(self, into: Any, /) -> int:
+            found = filling(self, into)
+            taken[0] += found
             return found
 
     monkeypatch.setattr(Path, "open", lambda self, *_args, **_more: Counted(self))
