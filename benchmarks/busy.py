@@ -7,7 +7,8 @@ The engine has as many slots as calls are in flight, so every pause between two 
 real engine holds a queue and hides them. Attempts are filed into a real run folder, durably. Idle is counted from the
 first call to the last moment at which there was work for every slot; what the end of the run leaves idle (the last
 calls end one by one) is printed beside it. A fixed service time is a clock, not work: on a busy machine the program
-under test gets its share of the processors late, and the idle share grows.
+under test gets its share of the processors late, and the idle share grows. So the same is measured first of lanes that
+do nothing but wait: what the machine itself leaves idle.
 """
 
 import argparse
@@ -161,6 +162,23 @@ def report(calls: list[tuple[float, float]], slots: int) -> None:
     print(f"idle over the whole run, its end included: {100 * (1 - whole / (slots * (last - first))):.2f} %")
 
 
+def clock(slots: int, service: float, rounds: int) -> None:
+    """Idle share of lanes that only wait."""
+
+    async def lane() -> None:
+        for _ in range(rounds):
+            await asyncio.sleep(service)
+
+    async def all_lanes() -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*(lane() for _ in range(slots)))
+        return time.perf_counter() - began
+
+    print(
+        f"idle of lanes that only wait, on this machine now: {100 * (1 - rounds * service / asyncio.run(all_lanes())):.2f} %"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, default=16)
@@ -168,15 +186,18 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=640)
     options = parser.parse_args()
     samples = [Sample(id=f"p-{n:05d}", messages=(Message(role="user", content="?"),)) for n in range(options.attempts)]
+    clock(options.slots, options.service, options.attempts // options.slots)
     variant = Variant(name=ARM, role="candidate", engine="mock", weights="none")
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch), plan(samples, variant), "", {}, {"kl": samples})
         launch = Launch(log=folder.variant_path(ARM) / "engine.log", start_seconds=1, request_seconds=60)
         engine = Mock(variant, MockOptions(service=options.service), launch)
+        cpu = time.process_time()
         asyncio.run(Local(engines=1, concurrency=options.slots).run(work(folder, samples, engine)))
         folder.close()
         assert len(folder.records(ARM, "kl")) == options.attempts
         report(engine.calls, options.slots)
+        print(f"processor: {1000 * (time.process_time() - cpu) / options.attempts:.1f} ms an attempt")
 
 
 if __name__ == "__main__":
