@@ -120,7 +120,7 @@ class Quiet(Plain):
     def say(self, line: str) -> None:
         """Nothing."""
 
-    def step(self, row: str) -> None:
+    def step(self, suite: str) -> None:
         """Nothing."""
 
 

@@ -22,6 +22,9 @@ from evalrig.watch import Fell, Tail, Watch
 SILENT_ATTEMPTS = 20
 """Unanswered attempts in a row after which a running engine counts as lost: a hung one must not eat the night."""
 
+UNFILED = 4
+"""Attempts a lane may have waiting for the disk while it makes the next: a disk that is slow at times leaves no engine idle."""
+
 
 class Board:
     """Who may do what next. A cell is shared sample by sample, so two processes of one variant can finish it together."""
@@ -180,7 +183,7 @@ class Local(Runner):
         filings: list[asyncio.Task[None]] = []
 
         async def lane() -> None:
-            before: asyncio.Task[None] | None = None
+            unfiled: deque[asyncio.Task[None]] = deque()
             while queue:
                 sample = queue.popleft()
                 try:
@@ -191,10 +194,10 @@ class Local(Runner):
                     raise
                 filing = board.desk.take(file, lambda: board.ended(cell))
                 filings.append(filing)
+                unfiled.append(filing)
                 watch.silent = 0 if answered else watch.silent + 1
-                if before is not None:
-                    await asyncio.shield(before)  # a slow disk holds its lanes back, one attempt later
-                before = filing
+                if len(unfiled) > UNFILED:
+                    await asyncio.shield(unfiled.popleft())  # a disk that is too slow for the engine holds it back
                 if watch.silent >= SILENT_ATTEMPTS:
                     text = f"{cell.variant}: {watch.silent} attempts in a row got no answer, the last of `{cell.suite}`"
                     raise Fell(text, "silent")
