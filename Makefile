@@ -39,6 +39,7 @@ bench: setup fetch
 	python benchmarks/refengine.py
 	python benchmarks/llama_cpp.py
 	python benchmarks/kl.py
+	python benchmarks/busy.py
 
 setup: $(BIN)/.ready
 $(BIN)/.ready: constraints.txt pyproject.toml

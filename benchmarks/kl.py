@@ -1,12 +1,13 @@
-"""Speed and memory of the distance analysis: positions with two top-K lists, from Parquet, in one streaming pass.
+"""Speed and memory of distances: a run folder with top-K lists of two arms, read and analysed in one pass.
 
     python benchmarks/kl.py                       1,000,000 positions x top-50: seconds, CPU-seconds, peak resident
     python benchmarks/kl.py --positions 4000000   the peak must stay where it was
-    python benchmarks/kl.py --folder DIR          keep the files there (about 0.8 KB a position)
+    python benchmarks/kl.py --folder DIR          keep the run folder there (about 0.8 KB a position)
 
-The files are made once, by a child process, so that the peak measured is the analysis's own. Lists are synthetic: a
-mixture of peaked and broad distributions, the candidate's logits moved by noise, ids in new order accordingly.
-CPU-seconds are the process's; on a busy machine they still grow, because caches and memory are shared.
+The folder is made once, by a child process, through the code that files attempts, so that the peak measured is that of
+reading and analysis alone. Lists are synthetic: a mixture of peaked and broad distributions, the candidate's logits
+moved by noise, ids in new order accordingly. CPU-seconds are the process's; on a busy machine they still grow, because
+caches and memory are shared.
 """
 
 import argparse
@@ -15,27 +16,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from evalrig.analysis.aligned import TopK
-from evalrig.analysis.kl_stream import Chunk, analyse
-from evalrig.analysis.token_classes import NAMES
-
-GROUP = 32_768
-"""Positions per row group, which is a chunk."""
+from evalrig.evidence import Gathered
+from evalrig.plan import Header, Plan, SuitePlan, sample_digest
+from evalrig.records import ROWS, RunFolder
+from evalrig.types import REFERENCE, Metric, Record, Sample, State, Variant
 
 TOKENS = 512
-"""Per prompt."""
+"""Per attempt."""
 
 VOCABULARY = 151_936
 NOISE = 0.08
+ARMS = (REFERENCE, "candidate")
 
 
 def lists(rng: np.random.Generator, n: int, k: int) -> dict[str, NDArray[Any]]:
@@ -57,67 +54,73 @@ def lists(rng: np.random.Generator, n: int, k: int) -> dict[str, NDArray[Any]]:
     return found
 
 
-def write(path: Path, positions: int, k: int) -> None:
-    """One file for both arms, fixed-size lists, zstd, one row group a chunk: the layout of `evalrig.tokens`."""
-    rng, writer = np.random.default_rng(0), None
-    for start in range(0, positions, GROUP):
-        n = min(GROUP, positions - start)
-        row = np.arange(start, start + n)
+def plan(samples: list[Sample]) -> Plan:
+    """One suite, one candidate."""
+    names = tuple(sample.id for sample in samples)
+    suite = SuitePlan(
+        name="kl",
+        kind="kl",
+        family="token distribution",
+        epochs=1,
+        metrics=(Metric(name="kl", kind="distance", units="nats/token"),),
+        traced=True,
+        samples=names,
+        again=(),
+        sha256=sample_digest(samples),
+    )
+    return Plan(
+        header=Header(run="kl", question="?", seed=0, alpha=0.05, model="synthetic", max_context=TOKENS, note=""),
+        config={},
+        config_sha256="",
+        variants=tuple(
+            Variant(name=arm, role="reference" if arm == REFERENCE else "candidate", engine="none", weights="none")
+            for arm in ARMS
+        ),
+        suites=(suite,),
+        gates=(),
+        unused_gates=(),
+        cells=(),
+    )
+
+
+def write(output: Path, positions: int, k: int) -> None:
+    """A run folder as `evalrig.filing` fills it: every attempt durable before its record."""
+    rng = np.random.default_rng(0)
+    samples = [Sample(id=f"p-{number:06d}") for number in range(-(-positions // TOKENS))]
+    folder = RunFolder.create(output, plan(samples), "", {}, {"kl": samples})
+    for number, sample in enumerate(samples):
+        n = min(TOKENS, positions - number * TOKENS)
         columns = lists(rng, n, k)
-        columns["prompt"], columns["position"] = (row // TOKENS).astype(np.int32), (row % TOKENS + 1).astype(np.int32)
-        columns["token_class"] = rng.integers(0, len(NAMES), n, dtype=np.int8)
-        table = pa.table({name: _column(values) for name, values in columns.items()})
-        writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
-        writer.write_table(table, row_group_size=n)
-    assert writer is not None
-    writer.close()
+        token = columns["reference_ids"][:, 0]
+        for arm, side in zip(ARMS, ("reference", "candidate"), strict=True):
+            rows = {"token": token, "logprob": columns[f"{side}_logprob"]}
+            rows |= {"top_ids": columns[f"{side}_ids"], "top_logprobs": columns[f"{side}_logprobs"]}
+            record = Record(variant=arm, suite="kl", sample=sample.id, epoch=0, state=State.SCORED)
+            folder.append_tokens(record, ROWS, rows)
+            folder.append(record)
+    folder.close()
 
 
-def _column(values: NDArray[Any]) -> Any:
-    if values.ndim == 1:
-        return pa.array(values)
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-
-
-def read(path: Path) -> Iterator[Chunk]:
-    """Row group by row group."""
-    with pq.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group, use_threads=False)
-            columns = {name: _array(table.column(name).combine_chunks()) for name in table.column_names}
-            yield Chunk(
-                reference=TopK(ids=columns["reference_ids"], logprobs=columns["reference_logprobs"]),
-                candidate=TopK(ids=columns["candidate_ids"], logprobs=columns["candidate_logprobs"]),
-                prompt=columns["prompt"],
-                position=columns["position"],
-                token_class=columns["token_class"],
-                reference_logprob=columns["reference_logprob"],
-                candidate_logprob=columns["candidate_logprob"],
-            )
-
-
-def _array(column: Any) -> NDArray[Any]:
-    if pa.types.is_fixed_size_list(column.type):
-        return column.values.to_numpy().reshape(len(column), column.type.list_size)
-    return column.to_numpy()
-
-
-def run(path: Path, positions: int, workers: int) -> None:
-    """Time reading alone, then reading and analysing."""
+def run(path: Path) -> None:
+    """Time reading alone, then reading and analysing, each from opening the folder on."""
     began, cpu = time.perf_counter(), time.process_time()
-    for _ in read(path):
+    gathered = Gathered(RunFolder.open(path))
+    for _ in gathered.joined(gathered.plan.suite("kl"), "candidate"):
         pass
     print(f"reading alone:        {time.perf_counter() - began:5.2f} s, {time.process_time() - cpu:5.2f} CPU-s")
     began, cpu = time.perf_counter(), time.process_time()
-    found = analyse(read(path), positions // TOKENS + 1, NAMES, workers=workers)
+    gathered = Gathered(RunFolder.open(path))
+    distances = gathered.distances(gathered.plan.suite("kl"), "candidate")
     wall, used = time.perf_counter() - began, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"reading and analysis: {wall:5.2f} s, {used:5.2f} CPU-s, {workers} workers, peak resident {peak:.0f} MB")
-    means = {row.name: row.mean for row in found.means}
+    print(f"reading and analysis: {wall:5.2f} s, {used:5.2f} CPU-s, peak resident {peak:.0f} MB")
+    assert distances is not None
+    assert distances.found is not None
+    found, means = distances.found.summary, {row.name: row.mean for row in distances.found.means}
     print(
-        f"{found.summary.tokens:,} positions, mean KL {found.summary.mean:.3e} "
-        f"[{found.summary.low:.3e}, {found.summary.high:.3e}], p99.9 {found.summary.tail.p999:.2e}, "
-        f"TV {means['tv_low']:.4f} to {means['tv_high']:.4f}, same top {means['top1_same']:.4f}, broken {found.broken}"
+        f"{found.tokens:,} positions, mean KL {found.mean:.3e} [{found.low:.3e}, {found.high:.3e}], "
+        f"p99.9 {found.tail.p999:.2e}, TV {means['tv_low']:.4f} to {means['tv_high']:.4f}, "
+        f"same top {means['top1_same']:.4f}, broken {distances.broken}"
     )
 
 
@@ -125,21 +128,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--positions", type=int, default=1_000_000)
     parser.add_argument("--top-k", type=int, default=50)
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--write", action="store_true", help="only make the file")
+    parser.add_argument("--write", action="store_true", help="only make the run folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder: Path = options.folder or Path(scratch)
-        path = folder / f"kl-{options.positions}-{options.top_k}.parquet"
+        output = (options.folder or Path(scratch)) / f"{options.positions}-{options.top_k}"
         if options.write:
-            write(path, options.positions, options.top_k)
+            write(output, options.positions, options.top_k)
             return
-        if not path.exists():
+        if not output.exists():
             sizes = ["--positions", str(options.positions), "--top-k", str(options.top_k)]
-            subprocess.run([sys.executable, __file__, "--write", "--folder", str(folder), *sizes], check=True)
-        print(f"{path.stat().st_size / 2**20:.0f} MB of Parquet, {options.positions:,} positions, top {options.top_k}")
-        run(path, options.positions, options.workers)
+            subprocess.run([sys.executable, __file__, "--write", "--folder", str(output.parent), *sizes], check=True)
+        [path] = output.glob("kl/*")
+        size = sum(file.stat().st_size for file in path.glob("variants/*/tokens/*/*"))
+        print(f"{size / 2**20:.0f} MB of token logprobs, {options.positions:,} positions, top {options.top_k}")
+        run(path)
 
 
 if __name__ == "__main__":

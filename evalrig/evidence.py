@@ -1,39 +1,21 @@
 """From records to what gates judge: pairs by sample id, and distances token by token. Reads the run folder, nothing else."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalrig.analysis.kl import merged_bucket
-from evalrig.analysis.responses import Responses
-from evalrig.gate import AuditRows, Distances, Evidence, Pairs
+from evalrig.distance import Audited, Joined, audited
+from evalrig.gate import Distances, Evidence, Pairs
 from evalrig.plan import Plan, SuitePlan
-from evalrig.records import RunFolder
-from evalrig.streams import Streamed, Texts, spoken, streamed
-from evalrig.tokens import read_tokens
+from evalrig.records import AUDIT, ROWS, RunFolder
+from evalrig.streams import Reading, Streamed, Texts, read
+from evalrig.tokens import Columns, TokenFile, key_of
 from evalrig.types import AGAIN, REFERENCE, RESCORED, Metric, Record, State
 
-Columns = Mapping[str, NDArray[Any]]
-ROUNDING = 1e-3
-"""What rounding can do: a logprob above this is none, and probabilities further apart are not the same one."""
 ZERO_STATES = (State.REFUSED, State.TRUNCATED)
 """Model behaviour: score 0, in the denominator."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """One attempt as two arms scored it: columns of n rows `token`, `logprob`, `top_ids` and `top_logprobs` [n, K]."""
-
-    sample: str
-    epoch: int
-    cluster: str
-    reference: Columns
-    candidate: Columns
 
 
 class Gathered:
@@ -43,7 +25,8 @@ class Gathered:
         self.folder = folder
         self.plan: Plan = folder.plan()
         self._texts: dict[str, Texts] = {}
-        self._streamed: dict[tuple[str, str], Streamed | None] = {}
+        self._readings: dict[tuple[str, str], Reading] = {}
+        self._audited: dict[tuple[str, str], Audited | None] = {}
         self.samples = {suite.name: {s.id: s for s in folder.samples(suite.name)} for suite in self.plan.suites}
         self.records: dict[tuple[str, str], list[Record]] = {
             (variant.name, suite.name): folder.records(variant.name, suite.name)
@@ -56,6 +39,8 @@ class Gathered:
             for suite in self.plan.suites
             if suite.rescored
         }
+        self._evidence: dict[str, Evidence] = {}
+        self._files: dict[tuple[str, str, str], TokenFile] = {}
 
     def against(self, arm: str, suite: SuitePlan) -> list[Record]:
         """The reference's records on the streams that an arm's are about."""
@@ -71,7 +56,12 @@ class Gathered:
         return len(self.planned(variant, suite) - {(record.sample, record.epoch) for record in records})
 
     def evidence(self, candidate: str) -> Evidence:
-        """All pairs and distances of one candidate."""
+        """All pairs and distances of one candidate, read once."""
+        if candidate not in self._evidence:
+            self._evidence[candidate] = self._read(candidate)
+        return self._evidence[candidate]
+
+    def _read(self, candidate: str) -> Evidence:
         pairs = {
             (suite.name, metric.name): self.pairs(suite, metric, candidate, suite.samples)
             for suite in self.plan.suites
@@ -80,20 +70,18 @@ class Gathered:
         }
         traced = [suite for suite in self.plan.suites if _has_distance(suite)]
         distances = {suite.name: self.distances(suite, candidate) for suite in traced}
-        audits = {suite.name: self.audit(suite, candidate) for suite in traced}
+        audits = {suite.name: self.audited(suite, candidate) for suite in traced}
+        streamed = {suite.name: self.streamed(suite, candidate) for suite in traced}
+        growths = {name: found.result.by_position.growth for name, found in streamed.items() if found is not None}
         return Evidence(
             candidate=candidate,
             alpha=self.plan.header.alpha,
             pairs=pairs,
             distances={name: found for name, found in distances.items() if found is not None},
-            audits={name: found for name, found in audits.items() if found is not None},
+            audits={name: found.audit for name, found in audits.items() if found is not None},
             floors=self.floors,
-            growths={
-                suite.name: found.result.by_position.growth
-                for suite in traced
-                if (found := self.streamed(suite, candidate)) and found.result.by_position.growth
-            },
-            responses={suite.name: self.spoken(suite, candidate) for suite in traced},
+            growths={name: growth for name, growth in growths.items() if growth is not None},
+            responses={suite.name: self.reading(suite, candidate).responses for suite in traced},
         )
 
     def texts(self, suite: SuitePlan) -> Texts:
@@ -102,19 +90,23 @@ class Gathered:
             self._texts[suite.name] = Texts(self.folder.traces(suite.name))
         return self._texts[suite.name]
 
-    def streamed(self, suite: SuitePlan, arm: str) -> Streamed | None:
-        """Distances of one arm on one suite, measured once; None where nothing can be read."""
+    def reading(self, suite: SuitePlan, arm: str) -> Reading:
+        """One pass over all that both arms say of the same tokens of a suite, made once: for gates and report alike."""
         key = suite.name, arm
-        if key not in self._streamed:
+        if key not in self._readings:
+            found = [self.folder.preflight(name) for name in (REFERENCE, arm)]
+            modes = [str(one.fingerprint.flags.get("logprobs_mode", "")) if one else "" for one in found]
             joined, samples, texts = self.joined(suite, arm), self.samples[suite.name], self.texts(suite)
-            self._streamed[key] = streamed(joined, samples, texts, self.plan.header.alpha)
-        return self._streamed[key]
+            self._readings[key] = read(joined, samples, texts, modes, self.plan.header.alpha)
+        return self._readings[key]
 
-    def spoken(self, suite: SuitePlan, arm: str) -> Responses:
-        """The responses that the reference drew and that `arm` scored."""
-        found = [self.folder.preflight(name) for name in (REFERENCE, arm)]
-        modes = [str(one.fingerprint.flags.get("logprobs_mode", "")) if one else "" for one in found]
-        return spoken(self.joined(suite, arm), self.samples[suite.name], self.texts(suite), modes)
+    def distances(self, suite: SuitePlan, arm: str) -> Distances | None:
+        """Token by token, where both arms scored the same stream; None where nothing can be compared."""
+        return self.reading(suite, arm).distances
+
+    def streamed(self, suite: SuitePlan, arm: str) -> Streamed | None:
+        """Maps of these distances; None where nothing can be read."""
+        return self.reading(suite, arm).streamed
 
     @cached_property
     def floors(self) -> dict[str, Distances]:
@@ -144,81 +136,73 @@ class Gathered:
         whole = {name: epochs for name, epochs in found.items() if len(epochs) == suite.epochs}
         return np.array([np.mean(list(whole[name].values())) if name in whole else np.nan for name in ids], np.float64)
 
-    def distances(self, suite: SuitePlan, arm: str) -> Distances | None:
-        """Token by token, where both arms scored the same stream; None where nothing can be compared."""
-        parts = [_distances(both.cluster, both.reference, both.candidate) for both in self.joined(suite, arm)]
-        if not parts:
-            return None
-        return Distances(
-            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in Distances.__slots__}
-        )
-
     def joined(self, suite: SuitePlan, arm: str) -> Iterator[Joined]:
         """Attempt by attempt, what both arms gave the same stream; unlike streams are a validity finding."""
-        left = (arm, f"{suite.name}{RESCORED}") if suite.rescored else (REFERENCE, suite.name)
-        for sample, epoch in self._both(suite, arm):
-            reference = read_tokens(tokens_file(self.folder, *left, sample, epoch))
-            candidate = read_tokens(tokens_file(self.folder, arm, suite.name, sample, epoch))
+        for ours, theirs in self._both(suite, arm).values():
+            reference, candidate = self.columns(ours), self.columns(theirs)
             if np.array_equal(reference["token"], candidate["token"]):
-                cluster = self.samples[suite.name][sample].cluster or sample
-                yield Joined(sample=sample, epoch=epoch, cluster=cluster, reference=reference, candidate=candidate)
+                cluster = self._cluster(suite, ours.sample)
+                yield Joined(
+                    sample=ours.sample, epoch=ours.epoch, cluster=cluster, reference=reference, candidate=candidate
+                )
 
-    def audit(self, suite: SuitePlan, arm: str) -> AuditRows | None:
-        """Rows over the whole vocabulary of both arms; None where no position was audited."""
-        reference: list[NDArray[np.float32]] = []
-        candidate: list[NDArray[np.float32]] = []
-        listed = 1
-        for sample, epoch in self._both(suite, arm):
-            files = [audit_file(self.folder, name, suite.name, sample, epoch) for name in (REFERENCE, arm)]
-            if all(file.is_file() for file in files):
-                left, right = (read_tokens(file) for file in files)
-                alike = left["vocabulary"].shape[1] == right["vocabulary"].shape[1]  # else: a validity finding
-                if alike and np.array_equal(left["token"], right["token"]):
-                    reference.append(left["vocabulary"])
-                    candidate.append(right["vocabulary"])
-                    listed = read_tokens(tokens_file(self.folder, REFERENCE, suite.name, sample, epoch))[
-                        "top_ids"
-                    ].shape[1]
-        if not reference:
-            return None
-        return AuditRows(reference=np.concatenate(reference), candidate=np.concatenate(candidate), listed=listed)
+    def audited(self, suite: SuitePlan, arm: str) -> Audited | None:
+        """What the lists lose, by the rows over the whole vocabulary, read once; None where there are none, or broken ones."""
+        key = suite.name, arm
+        if key not in self._audited:
+            self._audited[key] = audited(self._whole_rows(suite, arm))
+        return self._audited[key]
 
-    def _both(self, suite: SuitePlan, arm: str) -> list[tuple[str, int]]:
-        """(sample, epoch) that both arms scored, in a fixed order."""
+    def _whole_rows(self, suite: SuitePlan, arm: str) -> Iterator[tuple[Columns, Columns, int]]:
+        """Both arms' audited rows, attempt by attempt, over one vocabulary: another one is a validity finding."""
+        width = self.width(suite)
+        for ours, theirs in self._both(suite, arm).values() if width else ():
+            if self.holds(ours, AUDIT) and self.holds(theirs, AUDIT):
+                reference, candidate = self.columns(ours, AUDIT), self.columns(theirs, AUDIT)
+                alike = reference["vocabulary"].shape[1] == candidate["vocabulary"].shape[1]
+                if alike and np.array_equal(reference["token"], candidate["token"]):
+                    yield reference, candidate, width
 
-        def scored(records: list[Record]) -> set[tuple[str, int]]:
-            return {(r.sample, r.epoch) for r in records if r.state is State.SCORED}
+    def pair(self, suite: SuitePlan, arm: str, sample: str, epoch: int) -> tuple[Columns, Columns]:
+        """What both arms gave one attempt that both scored; KeyError: there is none."""
+        ours, theirs = self._both(suite, arm)[sample, epoch]
+        return self.columns(ours), self.columns(theirs)
 
-        return sorted(scored(self.against(arm, suite)) & scored(self.records[arm, suite.name]))
+    def width(self, suite: SuitePlan) -> int:
+        """Entries of the reference's stored lists; 0 where none are."""
+        scored = [r for r in self.records[REFERENCE, suite.name] if r.state is State.SCORED]
+        return int(self.columns(scored[0])["top_ids"].shape[1]) if scored else 0
 
+    def columns(self, record: Record, kind: str = ROWS) -> Columns:
+        """What is on disk of an attempt; UsageError where nothing is."""
+        return self._file(record, kind).read(key_of(record))
 
-def tokens_file(folder: RunFolder, variant: str, suite: str, sample: str, epoch: int) -> Path:
-    """Top-K rows of one attempt."""
-    path = folder.tokens_path(variant, suite, sample, epoch)
-    return path.with_name(f"{path.name}.parquet")
+    def holds(self, record: Record, kind: str) -> bool:
+        """Is there something on disk of an attempt?"""
+        return key_of(record) in self._file(record, kind).places
 
+    def in_file_order(self, records: Iterable[Record]) -> list[Record]:
+        """Scored attempts of one arm of one suite, in the order in which their tokens lie on disk."""
+        scored = [record for record in records if record.state is State.SCORED]
+        places = self._file(scored[0], ROWS).places if scored else {}
+        return sorted(scored, key=lambda record: places.get(key_of(record), (0, 0)))
 
-def audit_file(folder: RunFolder, variant: str, suite: str, sample: str, epoch: int) -> Path:
-    """Whole-vocabulary rows of one attempt."""
-    path = folder.tokens_path(variant, suite, sample, epoch)
-    return path.with_name(f"{path.name}.full.parquet")
+    def _file(self, record: Record, kind: str) -> TokenFile:
+        where = (record.variant, record.suite, kind)
+        if where not in self._files:
+            self._files[where] = self.folder.tokens(*where)
+        return self._files[where]
 
+    def _cluster(self, suite: SuitePlan, sample: str) -> str:
+        return self.samples[suite.name][sample].cluster or sample
 
-def ambiguous(ids: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-    """Rows [n] of top-K lists [n, K] that name a token twice, or what is no token."""
-    ordered = np.sort(ids, axis=1)
-    return (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered < 0).any(axis=1)
-
-
-def misplaced(columns: Columns) -> int:
-    """Rows whose list gives their token another logprob, or leaves it out though it belongs there: lists of elsewhere."""
-    given, listed = columns["logprob"][:, None], columns["top_logprobs"]
-    whole = np.isfinite(given) & (listed < np.inf).all(axis=1, keepdims=True)
-    named = columns["top_ids"] == columns["token"][:, None]
-    p, q = (np.exp(np.minimum(side, 0.0)) for side in (listed, given))
-    unlike = named & (np.abs(p - q) > ROUNDING)
-    absent = ~named.any(axis=1, keepdims=True) & (given > listed.min(axis=1, keepdims=True) + ROUNDING)
-    return int((whole & (unlike.any(axis=1, keepdims=True) | absent)).sum())
+    def _both(self, suite: SuitePlan, arm: str) -> dict[tuple[str, int], tuple[Record, Record]]:
+        """Attempts that both arms scored, by name: which ended first must not show in what is summed and reported."""
+        ours, theirs = (
+            {(r.sample, r.epoch): r for r in records if r.state is State.SCORED}
+            for records in (self.against(arm, suite), self.records[arm, suite.name])
+        )
+        return {name: (ours[name], theirs[name]) for name in sorted(ours.keys() & theirs.keys())}
 
 
 def _has_distance(suite: SuitePlan) -> bool:
@@ -229,31 +213,3 @@ def _score(record: Record, metric: Metric) -> float | None:
     if record.state is State.SCORED:
         return record.scores.get(metric.name)
     return 0.0 if record.state in ZERO_STATES and metric.kind == "binary" else None
-
-
-def _distances(cluster: str, reference: Columns, candidate: Columns) -> Distances:
-    """Rows broken on either side keep their place with a NaN distance: validity counts them, nothing hides them."""
-    broken = np.zeros(len(reference["logprob"]), np.bool_)
-    for side in (reference, candidate):
-        readable = (side["top_logprobs"] < np.inf).all(axis=1) & (side["logprob"] <= ROUNDING)
-        broken |= ~readable | ambiguous(side["top_ids"])
-    whole = ~broken
-    rows = merged_bucket(
-        *(side[name][whole] for side in (reference, candidate) for name in ("top_ids", "top_logprobs"))
-    )
-    n = len(broken)
-    return Distances(
-        kl=_spread(rows.kl, whole),
-        prompt=np.full(n, cluster),
-        position=np.arange(1, n + 1, dtype=np.int64),
-        tail=_spread(rows.tail_reference, whole),
-        same_top=_spread(rows.top1_same, whole) == 1.0,
-        reference_logprob=reference["logprob"].astype(np.float64),
-        candidate_logprob=candidate["logprob"].astype(np.float64),
-    )
-
-
-def _spread(values: NDArray[Any], whole: NDArray[np.bool_]) -> NDArray[np.float64]:
-    spread = np.full(len(whole), np.nan)
-    spread[whole] = values
-    return spread

@@ -6,13 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalrig.engine import Scoring
-from evalrig.evidence import audit_file, tokens_file
 from evalrig.plan import Cell, Plan
 from evalrig.progress import Progress
-from evalrig.records import RunFolder
+from evalrig.records import AUDIT, ROWS, RunFolder
 from evalrig.runner import Filing
 from evalrig.suite import Attempt
-from evalrig.tokens import write_tokens
 from evalrig.types import Event, Record, Trace
 
 
@@ -25,13 +23,16 @@ class Files(Filing):
 
     def attempt(self, record: Record, attempt: Attempt) -> None:
         """See `Filing.attempt`."""
-        where = (self.folder, record.variant, record.suite, record.sample, record.epoch)
         if attempt.tokens is not None:
             rows = attempt.tokens
             columns = {"token": rows.token_ids, "logprob": rows.logprobs}
-            write_tokens(tokens_file(*where), {**columns, "top_ids": rows.top_ids, "top_logprobs": rows.top_logprobs})
+            self.folder.append_tokens(
+                record, ROWS, {**columns, "top_ids": rows.top_ids, "top_logprobs": rows.top_logprobs}
+            )
         if attempt.audit is not None:
-            write_tokens(audit_file(*where), {"token": attempt.audit.token_ids, "vocabulary": _in_order(attempt.audit)})
+            self.folder.append_tokens(
+                record, AUDIT, {"token": attempt.audit.token_ids, "vocabulary": _in_order(attempt.audit)}
+            )
         self.folder.append(record)
         self.progress.step(record.suite)
 

@@ -8,7 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from evalrig.analysis.clusters import ClusterSums
 from evalrig.analysis.growth import Growth
+from evalrig.analysis.kl import Audit
+from evalrig.analysis.kl_stream import StreamResult
 from evalrig.analysis.responses import Responses
 from evalrig.plan import GatePlan
 from evalrig.types import Check, CheckOutcome, Metric
@@ -34,29 +37,18 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distances:
-    """Both arms' distributions at every scored token. Arrays of n tokens."""
+    """What one pass over both arms' distributions at every scored token found. Nothing is kept by token."""
 
-    kl: FloatArray
-    """Nats; lower bound from top-K lists and one bucket for the rest."""
-    prompt: NDArray[np.str_]
-    """The cluster: the sample, or what it shares its text with."""
-    position: NDArray[np.int64]
-    """In the response, from 1."""
-    tail: FloatArray
-    """Reference probability outside the tokens both sides list."""
-    same_top: NDArray[np.bool_]
-    reference_logprob: FloatArray
-    candidate_logprob: FloatArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRows:
-    """Rows over the whole vocabulary, both arms: float32 [n, V]."""
-
-    reference: NDArray[np.float32]
-    candidate: NDArray[np.float32]
-    listed: int
-    """Tokens a row keeps where the vocabulary is not audited: K."""
+    found: StreamResult | None
+    """KL in nats: lower bounds from top-K lists and one bucket for the rest. None: no position could be read."""
+    by_prompt: ClusterSums
+    """KL summed by prompt; a prompt has the same number in every arm of its suite."""
+    tokens: int
+    """Positions scored by both arms."""
+    broken: int
+    """Of these, positions without a number on either side."""
+    same: bool
+    """Both arms gave every token the same logprob, bit for bit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +60,8 @@ class Evidence:
     pairs: Mapping[tuple[str, str], Pairs]
     """(suite, metric) -> pairs."""
     distances: Mapping[str, Distances]
-    audits: Mapping[str, AuditRows]
+    audits: Mapping[str, Audit]
+    """Suite -> what its lists lose of the KL; not there where nothing was audited or rows are broken."""
     floors: Mapping[str, Distances]
     """Suite -> reference against `reference_again`."""
     growths: Mapping[str, Growth] = field(default_factory=dict[str, Growth])

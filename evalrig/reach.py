@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from evalrig.analysis.kl_excess import excess
-from evalrig.evidence import Gathered, audit_file
+from evalrig.analysis.kl_excess import excess_of
+from evalrig.evidence import Gathered
 from evalrig.gate import Evidence
 from evalrig.plan import SuitePlan
-from evalrig.tokens import read_tokens
+from evalrig.records import AUDIT
 from evalrig.types import REFERENCE, Finding, Level, Record, State, Variant
 
 ABSENT = "every attempt made"
@@ -106,11 +106,11 @@ def _self_distance(records: Sequence[Record]) -> _Path | None:
 def _measured(arm: Evidence, suite: str) -> float | None:
     """The candidate's distance beyond the floor; None where nothing was measured, or what has no number."""
     tokens, floor = arm.distances.get(suite), arm.floors.get(suite)
-    if tokens is None or not len(tokens.kl) or np.isnan(tokens.kl).any():
+    if tokens is None or tokens.found is None or tokens.broken:
         return None
-    if floor is None or np.isnan(floor.kl).any():
-        return float(tokens.kl.mean())
-    return excess(tokens.kl, tokens.prompt, floor.kl, floor.prompt, arm.alpha, 0.0).excess
+    if floor is None or floor.broken:
+        return tokens.found.summary.mean
+    return excess_of(tokens.by_prompt, floor.by_prompt, arm.alpha, 0.0).excess
 
 
 def _rescored(gathered: Gathered, suite: SuitePlan, variant: Variant) -> Iterator[Finding]:
@@ -130,8 +130,10 @@ def _rescored(gathered: Gathered, suite: SuitePlan, variant: Variant) -> Iterato
         text = f"{where}: scoring by the reference failed on {failed} of {len(planned)} answers"
         yield Finding(rule="missing", level=Level.UNDECIDED, text=text, candidate=scope, suite=suite.name)
     tokens = gathered.distances(suite, variant.name)
-    if tokens is not None and (broken := int(np.isnan(tokens.kl).sum())):
-        text = f"{where}: {broken} of {len(tokens.kl)} positions have non-finite or ambiguous lists on either side"
+    if tokens is not None and tokens.broken:
+        text = (
+            f"{where}: {tokens.broken} of {tokens.tokens} positions have non-finite or ambiguous lists on either side"
+        )
         yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
 
 
@@ -167,9 +169,8 @@ def _vocabulary(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterato
 def _width(gathered: Gathered, suite: SuitePlan, arm: str) -> int:
     """Tokens in the first whole row of an arm; 0: it has none."""
     for record in gathered.records[arm, suite.name]:
-        path = audit_file(gathered.folder, arm, suite.name, record.sample, record.epoch)
-        if record.state is State.SCORED and path.is_file():
-            return int(read_tokens(path)["vocabulary"].shape[1])
+        if record.state is State.SCORED and gathered.holds(record, AUDIT):
+            return int(gathered.columns(record, AUDIT)["vocabulary"].shape[1])
     return 0
 
 

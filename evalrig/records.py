@@ -1,7 +1,7 @@
 """The run folder: append, read, resume. The only module that knows its file format.
 
 run.yaml  plan.json  environment.json  samples/<suite>.jsonl  traces/<suite>.jsonl
-variants/<variant>/  preflight.json  engine.log  events.jsonl  records/<suite>.jsonl  tokens/<suite>/...
+variants/<variant>/  preflight.json  engine.log  events.jsonl  records/<suite>.jsonl  tokens/<suite>/<kind>.arrows
 verdict.json  report.html  junit.xml  summary.md
 """
 
@@ -22,12 +22,17 @@ import msgspec
 from evalrig.errors import RunError, UsageError
 from evalrig.plan import Plan
 from evalrig.proof import Preflight
-from evalrig.types import Event, Record, Sample, Trace
+from evalrig.tokens import SUFFIX, Columns, TokenFile, TokenWriter, key_of
+from evalrig.types import Event, Record, Sample, State, Trace
 
 T = TypeVar("T")
 SCHEMA = 2
 """Of the files in a run folder. History: 1, the first; 2, a plan may be that of a rehearsal."""
 READABLE = (1, 2)
+ROWS = "rows"
+"""Kind of tokens: the top-K lists of every scored token."""
+AUDIT = "audit"
+"""Kind of tokens: whole vocabularies of some."""
 
 
 class RunFolder:
@@ -36,6 +41,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files: dict[Path, BufferedWriter] = {}
+        self._tokens: dict[Path, TokenWriter] = {}
         self._lock: BufferedWriter | None = None
 
     # ---- making and opening
@@ -105,9 +111,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Close all files and give the lock up."""
-        for file in self._files.values():
+        for file in (*self._files.values(), *self._tokens.values()):
             file.close()
         self._files.clear()
+        self._tokens.clear()
         if self._lock:
             self._lock.close()
             self._lock = None
@@ -173,6 +180,22 @@ class RunFolder:
         """Durable when this returns."""
         self._append(self.records_path(record.variant, record.suite), record)
 
+    def append_tokens(self, record: Record, kind: str, columns: Columns) -> None:
+        """Durable when this returns; call it before the record is appended.
+
+        Raises:
+            RunError: it cannot be written, or what is there is damaged: what a kill left belongs to no record, so a
+                file that ends before what is recorded must not be cut off.
+        """
+        path = self.tokens_path(record.variant, record.suite, kind)
+        if path not in self._tokens:
+            file = self.tokens(record.variant, record.suite, kind)
+            scored = [r for r in self.records(record.variant, record.suite) if r.state is State.SCORED]
+            if kind == ROWS and file.torn and any(key_of(earlier) not in file.places for earlier in scored):
+                raise RunError(f"{path}: damaged: it ends before what is recorded; restore it from a copy")
+            self._tokens[path] = TokenWriter(path)
+        self._tokens[path].append(key_of(record), columns)
+
     def append_trace(self, suite: str, trace: Trace) -> None:
         """Durable when this returns."""
         self._append(self.path / "traces" / f"{suite}.jsonl", trace)
@@ -194,18 +217,33 @@ class RunFolder:
         return self._lines(self.path / "traces" / f"{suite}.jsonl", Trace)[0]
 
     def torn(self) -> list[Path]:
-        """Files whose last line was cut by a kill; the line is dropped when the file is next read or appended to."""
+        """Files whose end was cut by a kill; it is left out in reading, and cut off before the next is appended."""
         patterns = ("variants/*/records/*.jsonl", "variants/*/events.jsonl", "traces/*.jsonl")
         files = [file for pattern in patterns for file in self.path.glob(pattern)]
-        return sorted(file for file in files if self._lines(file, msgspec.Raw)[1])
+        tokens = self.path.glob(f"variants/*/tokens/*/*{SUFFIX}")
+        torn = [file for file in files if self._lines(file, msgspec.Raw)[1]]
+        return sorted([*torn, *(file for file in tokens if TokenFile(file).torn)])
 
     def records_path(self, variant: str, suite: str) -> Path:
         """Where the records of one arm of one suite are."""
         return self.variant_path(variant) / "records" / f"{suite}.jsonl"
 
-    def tokens_path(self, variant: str, suite: str, sample: str, epoch: int) -> Path:
-        """Where the per-token logprobs of one attempt are, without suffix (`tokens.py`)."""
-        return self.variant_path(variant) / "tokens" / suite / f"{sample}-{epoch}"
+    def tokens_path(self, variant: str, suite: str, kind: str = ROWS) -> Path:
+        """Where the per-token logprobs of one arm of one suite are (`tokens.py`): `ROWS`, `AUDIT` or what a suite adds."""
+        return self.variant_path(variant) / "tokens" / suite / f"{kind}{SUFFIX}"
+
+    def tokens(self, variant: str, suite: str, kind: str = ROWS) -> TokenFile:
+        """What is there to read; an index of it is made now.
+
+        Raises:
+            UsageError: an older evalrig filed them, one Parquet file an attempt.
+        """
+        path = self.tokens_path(variant, suite, kind)
+        if not path.exists() and any(path.parent.glob("*.parquet")):
+            raise UsageError(
+                f"{path.parent}: one Parquet file an attempt, as an older evalrig filed them; use the one that wrote it"
+            )
+        return TokenFile(path)
 
     def variant_path(self, variant: str) -> Path:
         """The folder of one variant."""

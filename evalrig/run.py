@@ -13,6 +13,7 @@ from evalrig.config.load import load_run
 from evalrig.config.schema import RunConfig
 from evalrig.environment import environment
 from evalrig.errors import RunError, UsageError
+from evalrig.evidence import Gathered
 from evalrig.filing import Files
 from evalrig.preflight import Gatekeeper
 from evalrig.progress import Progress
@@ -69,7 +70,7 @@ async def carry_out(rig: Rig, folder: RunFolder, progress: Progress) -> Finished
     before, stopped = folder.stopped(), ""
     try:
         for file in folder.torn():
-            progress.say(f"{file}: the last line was cut by a kill; dropped")
+            progress.say(f"{file}: its end was cut by a kill; dropped")
         folder.set_stopped("ended without a word: killed, or the machine went down")  # until we know better
         await rig.runner.run(_work(rig, folder, progress))
     except asyncio.CancelledError as error:
@@ -93,8 +94,9 @@ async def carry_out(rig: Rig, folder: RunFolder, progress: Progress) -> Finished
 
 def conclude(folder: RunFolder) -> Verdict:
     """Judge and report from the records alone; also what `evalrig judge` does."""
-    verdict = judge(folder)
-    write_report(folder, verdict)
+    gathered = Gathered(folder)
+    verdict = judge(folder, gathered)
+    write_report(folder, verdict, gathered)
     return verdict
 
 

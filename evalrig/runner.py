@@ -1,7 +1,8 @@
 """What a runner is: it carries cells out, wherever engines can be had, and files each attempt as it ends."""
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evalrig.engine import Engine
@@ -56,6 +57,40 @@ class Filing(ABC):
     @abstractmethod
     def events(self, variant: str) -> list[Event]:
         """All that befell it in this run so far, also before it was resumed."""
+
+
+class Desk:
+    """Files attempts while the engine goes on: a disk that is waited for must not leave it idle. One thing at a time."""
+
+    def __init__(self) -> None:
+        self._one = asyncio.Lock()
+
+    def take(self, file: Callable[[], None], then: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Begin to file, and say so when it is on the disk. Wait for it with `settled`, whatever else happens."""
+        return asyncio.create_task(self._file(file, then))
+
+    async def _file(self, file: Callable[[], None], then: Callable[[], Awaitable[None]]) -> None:
+        async with self._one:
+            await asyncio.to_thread(file)
+        await then()
+
+
+async def settled(filings: Sequence[asyncio.Task[None]]) -> None:
+    """Return when all is filed, also for who is cancelled meanwhile: what was filed must count, or it is made twice.
+
+    Raises:
+        RunError: something could not be filed.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while open_ := [filing for filing in filings if not filing.done()]:
+        try:
+            await asyncio.wait(open_)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for filing in filings:
+        filing.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 class Runner(ABC):

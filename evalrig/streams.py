@@ -1,51 +1,33 @@
-"""From stored token lists to estimates, attempt by attempt: what `analysis` needs of a run, and where in the run it came from.
+"""One pass over what two arms say of the same tokens: distances for the gates, maps and whole responses for the report.
 
-Memory grows with the number of attempts, not with that of tokens.
+Kept are sums, and where each attempt began; memory grows with the number of attempts, not with that of tokens.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalrig.analysis.aligned import TopK
+from evalrig.analysis.clusters import ClusterSums
 from evalrig.analysis.kl_map import GroupRow, group_rows
-from evalrig.analysis.kl_stream import Chunk, StreamResult, gather
+from evalrig.analysis.kl_stream import StreamResult
 from evalrig.analysis.monte_carlo import Drawn
-from evalrig.analysis.responses import Responses, Spoken, responses
-from evalrig.analysis.token_classes import NAMES, TokenClass, classify
+from evalrig.analysis.responses import Responses, ResponseSums, Spoken
+from evalrig.analysis.token_classes import TokenClass, classify
+from evalrig.distance import ROUNDING, Joined, measured
+from evalrig.gate import Distances
+from evalrig.tokens import Columns
 from evalrig.types import NO_ANSWER, Sample, Trace
-
-Columns = Mapping[str, NDArray[Any]]
 
 FIXED = "fixed"
 """Tag of a sample whose tokens nobody drew: a text that was given."""
 
 UNTAGGED = "no source named"
 
-ROWS = 10_000
-"""Positions measured together."""
-
-ROUNDING = 1e-3
 RAW_MODES = ("", "raw_logprobs")
-
-
-class Both(Protocol):
-    """One attempt as two arms scored it; see `evidence.Joined`."""
-
-    @property
-    def sample(self) -> str: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def cluster(self) -> str: ...
-    @property
-    def reference(self) -> Columns: ...
-    @property
-    def candidate(self) -> Columns: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +51,17 @@ class Streamed:
     """Name of each prompt number."""
     told: int
     """Attempts whose tokens have texts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """All that one pass over one arm's tokens on one suite found."""
+
+    distances: Distances | None
+    """None: no attempt was scored by both arms."""
+    streamed: Streamed | None
+    """None: no position could be read."""
+    responses: Responses
 
 
 class Texts:
@@ -96,20 +89,40 @@ class Texts:
         return found
 
 
-def streamed(joined: Iterable[Both], samples: Mapping[str, Sample], texts: Texts, alpha: float) -> Streamed | None:
-    """All estimates of one arm, in one pass; None without a readable position."""
+def read(
+    joined: Iterable[Joined], samples: Mapping[str, Sample], texts: Texts, modes: Sequence[str], alpha: float
+) -> Reading:
+    """All estimates of one arm. `modes`: what both engines say their log-probabilities are, "" where they do not.
+
+    Suites draw traces at temperature 1 from the whole distribution (`suite.py`). A stream without an end was not drawn.
+    """
     clusters = sorted({sample.cluster or sample.id for sample in samples.values()})
-    reader = _Reader(clusters, texts)
-    sums = gather(reader.chunks(joined), max(1, len(clusters)), len(NAMES))
-    if not sums.readable:
-        return None
-    return Streamed(
-        result=sums.result(NAMES, alpha),
-        sources=_by_source(sums.by_prompt(), samples, reader.number, alpha),
-        places=tuple(reader.places),
-        clusters=tuple(clusters),
-        told=reader.told,
-    )
+    number = {name: at for at, name in enumerate(clusters)}
+    places: list[Place] = []
+    spoken, told = ResponseSums(), [0, 0]
+
+    def watched() -> Iterator[Joined]:
+        for both in joined:
+            n, classes = len(both.reference["token"]), texts.classes(both.sample, both.epoch)
+            places.append(Place(row=told[1], sample=both.sample, epoch=both.epoch))
+            told[0] += len(classes) == n > 0
+            told[1] += n
+            spoken.add(_spoken(both, samples[both.sample], texts))
+            yield both
+
+    found = measured(watched(), number, alpha, lambda both: texts.classes(both.sample, both.epoch))
+    raw = all(mode in RAW_MODES for mode in modes)
+    streamed = None
+    if found is not None and found.found is not None:
+        streamed = Streamed(
+            result=found.found,
+            sources=_by_source(found.by_prompt, samples, number, alpha),
+            places=tuple(places),
+            clusters=tuple(clusters),
+            told=told[0],
+        )
+    drawn = Drawn(temperature=1.0, truncated=False, raw=raw)
+    return Reading(distances=found, streamed=streamed, responses=spoken.result(drawn))
 
 
 def source(sample: Sample) -> str:
@@ -118,7 +131,7 @@ def source(sample: Sample) -> str:
 
 
 def _by_source(
-    by_prompt: tuple[NDArray[np.float64], NDArray[np.float64]],
+    by_prompt: ClusterSums,
     samples: Mapping[str, Sample],
     number: Mapping[str, int],
     alpha: float,
@@ -132,101 +145,13 @@ def _by_source(
     if len(names) < 2:
         return ()
     sums, sizes = (np.zeros((len(number), len(names))) for _ in range(2))
+    filled = by_prompt.filled
     for at, name in of.items():
-        sums[at, names.index(name)], sizes[at, names.index(name)] = by_prompt[0][at], by_prompt[1][at]
+        sums[at, names.index(name)], sizes[at, names.index(name)] = filled[at], by_prompt.sizes[at]
     return group_rows(sums, sizes, names, alpha)
 
 
-class _Reader:
-    """Puts attempts together to chunks, and keeps where each began."""
-
-    def __init__(self, clusters: Sequence[str], texts: Texts) -> None:
-        self.number = {name: at for at, name in enumerate(clusters)}
-        self.texts = texts
-        self.places: list[Place] = []
-        self.told = self._rows = 0
-
-    def chunks(self, joined: Iterable[Both]) -> Iterator[Chunk]:
-        """Chunks of about `ROWS` positions; lists of another length begin a new one."""
-        held: list[Chunk] = []
-        for both in joined:
-            chunk = self._chunk(both)
-            if held and (_widths(held[0]) != _widths(chunk) or sum(len(one.position) for one in held) >= ROWS):
-                yield _together(held)
-                held = []
-            held.append(chunk)
-        if held:
-            yield _together(held)
-
-    def _chunk(self, both: Both) -> Chunk:
-        n = len(both.reference["logprob"])
-        self.places.append(Place(row=self._rows, sample=both.sample, epoch=both.epoch))
-        self._rows += n
-        classes = self.texts.classes(both.sample, both.epoch)
-        self.told += len(classes) == n > 0
-        reference, candidate = _lists(both.reference), _lists(both.candidate)
-        return Chunk(
-            reference=reference,
-            candidate=candidate,
-            prompt=np.full(n, self.number[both.cluster]),
-            position=np.arange(1, n + 1),
-            token_class=classes.astype(np.int64) if len(classes) == n else np.full(n, -1),
-            reference_logprob=_given(both.reference),
-            candidate_logprob=_given(both.candidate),
-        )
-
-
-def _lists(side: Columns) -> TopK:
-    """Rows that name a token twice, or no token, or with what is no logprob: counted as broken, not refused as a whole."""
-    ids, logprobs = side["top_ids"], side["top_logprobs"]
-    ordered = np.sort(ids, axis=1)
-    broken = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered < 0).any(axis=1)
-    broken |= (logprobs > ROUNDING).any(axis=1)
-    if broken.any():
-        ids = np.where(broken[:, None], np.arange(ids.shape[1], dtype=ids.dtype), ids)
-        logprobs = np.where(broken[:, None], np.float32(np.nan), logprobs)
-    return TopK(ids=ids, logprobs=logprobs)
-
-
-def _given(side: Columns) -> NDArray[np.floating[Any]]:
-    return np.where(side["logprob"] <= ROUNDING, side["logprob"], np.float32(np.nan))
-
-
-def _widths(chunk: Chunk) -> tuple[int, int]:
-    return chunk.reference.width, chunk.candidate.width
-
-
-def _together(chunks: Sequence[Chunk]) -> Chunk:
-    def side(lists: Sequence[TopK]) -> TopK:
-        return TopK(
-            ids=np.concatenate([one.ids for one in lists]), logprobs=np.concatenate([one.logprobs for one in lists])
-        )
-
-    def column(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(one, name) for one in chunks])
-
-    return Chunk(
-        reference=side([one.reference for one in chunks]),
-        candidate=side([one.candidate for one in chunks]),
-        prompt=column("prompt"),
-        position=column("position"),
-        token_class=column("token_class"),
-        reference_logprob=column("reference_logprob"),
-        candidate_logprob=column("candidate_logprob"),
-    )
-
-
-def spoken(joined: Iterable[Both], samples: Mapping[str, Sample], texts: Texts, modes: Sequence[str]) -> Responses:
-    """The drawn responses of one arm. `modes`: what both engines say their log-probabilities are, "" where they do not.
-
-    Suites draw traces at temperature 1 from the whole distribution (`suite.py`). A stream without an end was not drawn.
-    """
-    raw = all(mode in RAW_MODES for mode in modes)
-    found = (_spoken(both, samples[both.sample], texts) for both in joined)
-    return responses(found, Drawn(temperature=1.0, truncated=False, raw=raw))
-
-
-def _spoken(both: Both, sample: Sample, texts: Texts) -> Spoken | None:
+def _spoken(both: Joined, sample: Sample, texts: Texts) -> Spoken | None:
     trace = texts.traces.get((both.sample, both.epoch))
     if trace is None or not trace.finish or FIXED in sample.tags:
         return None
@@ -239,6 +164,10 @@ def _spoken(both: Both, sample: Sample, texts: Texts) -> Spoken | None:
         cut=trace.finish == "length",
         calls=_calls(classes) if len(classes) == len(p) else (),
     )
+
+
+def _given(side: Columns) -> NDArray[np.floating[Any]]:
+    return np.where(side["logprob"] <= ROUNDING, side["logprob"], np.float32(np.nan))
 
 
 def _calls(classes: NDArray[np.int8]) -> list[tuple[int, int]]:

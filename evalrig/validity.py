@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 
 from evalrig.analysis.binary import mcnemar_midp
 from evalrig.analysis.kl import row_faults
-from evalrig.analysis.kl_excess import above_floor, excess
+from evalrig.analysis.kl_excess import above_floor, excess_of
 from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
-from evalrig.evidence import ROUNDING, Gathered, ambiguous, audit_file, misplaced, tokens_file
+from evalrig.distance import ROUNDING, ambiguous, misplaced
+from evalrig.evidence import Gathered
 from evalrig.gate import Evidence
 from evalrig.likeness import alone, asked, beside, climbed
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.proof import Preflight
 from evalrig.reach import ABSENT, of_reach
+from evalrig.records import AUDIT
 from evalrig.stability import of_events
-from evalrig.tokens import read_tokens
 from evalrig.types import AGAIN, NON_FINITE, REFERENCE, SPLIT, Finding, Level, State
 
 FEWEST_AGAIN = 10
@@ -179,7 +180,7 @@ def _interruption(gathered: Gathered) -> Iterator[Finding]:
     if reason:
         yield Finding(rule="complete", level=Level.INVALID, text=reason)
     for path in gathered.folder.torn():
-        text = f"{path.relative_to(gathered.folder.path)}: the last line was cut by a kill and is left out"
+        text = f"{path.relative_to(gathered.folder.path)}: its end was cut by a kill and is left out"
         yield Finding(rule="complete", level=Level.WARN, text=text)
 
 
@@ -205,14 +206,13 @@ def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Findin
     broken = sum(record.trajectory.error == NON_FINITE for record in records)
     rows, twice, elsewhere = len(records), 0, 0
     if any(metric.kind == "distance" for metric in suite.metrics):
-        for record in records:
-            if record.state is State.SCORED:
-                columns = read_tokens(tokens_file(gathered.folder, variant, suite.name, record.sample, record.epoch))
-                faults = row_faults(columns["top_logprobs"], full=False)
-                rows += len(columns["logprob"])
-                twice += int(ambiguous(columns["top_ids"]).sum())
-                elsewhere += misplaced(columns)
-                broken += faults.non_finite + faults.over_unity + _no_logprobs(columns["logprob"])
+        for record in gathered.in_file_order(records):
+            columns = gathered.columns(record)
+            faults = row_faults(columns["top_logprobs"], full=False)
+            rows += len(columns["logprob"])
+            twice += int(ambiguous(columns["top_ids"]).sum())
+            elsewhere += misplaced(columns)
+            broken += faults.non_finite + faults.over_unity + _no_logprobs(columns["logprob"])
     scope = "" if variant in (REFERENCE, AGAIN) else variant
     if twice:
         text = f"{variant}, {suite.name}: {twice} top-K lists name a token twice, or what is no token"
@@ -233,9 +233,8 @@ def _audited(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Fin
     """Whole-vocabulary rows are finite and sum to one."""
     broken = rows = 0
     for record in gathered.records[variant, suite.name]:
-        path = audit_file(gathered.folder, variant, suite.name, record.sample, record.epoch)
-        if record.state is State.SCORED and path.is_file():
-            vocabulary = read_tokens(path)["vocabulary"]
+        if record.state is State.SCORED and gathered.holds(record, AUDIT):
+            vocabulary = gathered.columns(record, AUDIT)["vocabulary"]
             faults = row_faults(vocabulary, full=True)
             rows += len(vocabulary)
             broken += faults.non_finite + faults.over_unity
@@ -305,10 +304,13 @@ def _cut(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Findi
 def _engaged(arm: Evidence) -> Iterator[Finding]:
     """A candidate whose every logprob equals the reference's was not the variant it claims to be."""
     for suite, tokens in arm.distances.items():
-        if np.array_equal(tokens.reference_logprob, tokens.candidate_logprob) and not tokens.kl.any():
-            text = f"{arm.candidate}, {suite}: all {len(tokens.kl)} logprobs equal the reference's bit for bit"
+        if tokens.found is None:
+            continue
+        kl = tokens.found.summary
+        if tokens.same and not tokens.broken and kl.minimum == kl.tail.maximum == 0.0:
+            text = f"{arm.candidate}, {suite}: all {tokens.tokens} logprobs equal the reference's bit for bit"
             yield Finding(rule="engaged", level=Level.INVALID, text=text, candidate=arm.candidate, suite=suite)
-        if (least := np.nanmin(tokens.kl, initial=0.0)) < -1e-4:
+        if (least := kl.minimum) < -1e-4:
             text = f"{arm.candidate}, {suite}: a KL of {least:.2g} is below zero by more than rounding"
             yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=arm.candidate, suite=suite)
 
@@ -335,9 +337,9 @@ def _above_floor(arm: Evidence) -> Iterator[Finding]:
     """A change that is real is said, whether or not it is tolerated."""
     for suite, tokens in arm.distances.items():
         floor = arm.floors.get(suite)
-        if floor is None or np.isnan(tokens.kl).any() or np.isnan(floor.kl).any():
+        if floor is None or tokens.broken or floor.broken:
             continue
-        found = excess(tokens.kl, tokens.prompt, floor.kl, floor.prompt, arm.alpha, 0.0)
+        found = excess_of(tokens.by_prompt, floor.by_prompt, arm.alpha, 0.0)
         if above_floor(found):
             ratio = found.levels.ratio
             times = "the noise floor is 0" if ratio is None else f"{ratio:,.0f} times the noise floor"

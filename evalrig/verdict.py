@@ -38,9 +38,9 @@ FAMILIES = ("knowledge", "coding", "tool calls", "long context", "token distribu
 VETOES_ONLY = "no veto stops it, and a veto never earns a GO: add a suite whose gating gate judges a score"
 
 
-def judge(folder: RunFolder) -> Verdict:
-    """Judge a run from its records alone."""
-    gathered = Gathered(folder)
+def judge(folder: RunFolder, gathered: Gathered | None = None) -> Verdict:
+    """Judge a run from its records alone; `gathered`, where they were read already."""
+    gathered = gathered or Gathered(folder)
     plan = gathered.plan
     gates = [build(gate) for gate in plan.gates]
     evidence = [gathered.evidence(candidate) for candidate in plan.candidates]

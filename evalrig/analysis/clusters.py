@@ -33,6 +33,25 @@ class ClusterT:
         return 0.0 < self.se < math.inf
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSums:
+    """What is left of values once they are summed by cluster 0..G-1; enough for every mean and its error."""
+
+    sums: FloatArray
+    """[G], of the finite values."""
+    sizes: FloatArray
+    """[G], values, the infinite ones included; 0: nothing of that cluster was measured."""
+    infinite: FloatArray
+    """[G], values that are +inf."""
+    largest: float
+    """Largest finite |value|, which infinite ones count as."""
+
+    @property
+    def filled(self) -> FloatArray:
+        """[G], sums with each infinite value set to `largest`."""
+        return self.sums + self.infinite * self.largest
+
+
 def cluster_index(cluster: ArrayLike | None, size: int) -> IntArray:
     """Number the clusters 0..G-1, one number per value; without labels each value is its own cluster."""
     if cluster is None:

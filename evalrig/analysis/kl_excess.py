@@ -8,8 +8,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from evalrig.analysis.arrays import FloatArray, IntArray, probability, without_nan
-from evalrig.analysis.clusters import ClusterT, cluster_t
-from evalrig.analysis.kl_summary import winsorise
+from evalrig.analysis.clusters import ClusterSums, ClusterT, sums_t
 from evalrig.analysis.paired import MIN_CLUSTERS, MIN_INFORMATIVE
 
 WARN_RATIO = 3.0
@@ -73,11 +72,19 @@ class _Arm:
 def excess(
     kl: ArrayLike, prompt: ArrayLike, floor_kl: ArrayLike, floor_prompt: ArrayLike, alpha: float, limit: float
 ) -> Excess:
-    """Test the excess of the candidate's token values over the floor's; the floor may cover some, all or no prompts.
+    """`excess_of` all tokens' values, each with the prompt it belongs to. NaN and an empty `kl` raise ValueError."""
+    values, floor_values = without_nan(kl, "kl"), without_nan(floor_kl, "floor_kl")
+    index, floor_index, union = _prompt_index(prompt, values.size, floor_prompt, floor_values.size)
+    return excess_of(_sums(values, index, union), _sums(floor_values, floor_index, union), alpha, limit)
 
-    Both means are ratios (sum over tokens / number of tokens), linearised and summed by prompt, so that prompts
-    measured in both keep their covariance. Degrees of freedom: the smaller number of prompts less 1, or the
-    candidate's if the floor does not vary. With the same tokens in both this is `cluster_t(kl - floor)`.
+
+def excess_of(kl: ClusterSums, floor_kl: ClusterSums | None, alpha: float, limit: float) -> Excess:
+    """Test the excess of the candidate over the floor, from sums by prompt; the floor may cover some, all or none.
+
+    Prompts have the same number in both. Both means are ratios (sum over tokens / number of tokens), linearised and
+    summed by prompt, so that prompts measured in both keep their covariance. Degrees of freedom: the smaller number of
+    prompts less 1, or the candidate's if the floor does not vary. With the same tokens in both this is
+    `cluster_t(kl - floor)`.
 
     No claim (p = 1) is made where the values do not carry one:
     - fewer than 20 prompts, 10 of them informative, or values that do not vary: neither way, KL has no upper bound;
@@ -86,18 +93,17 @@ def excess(
     - infinite values in the floor: neither way;
     - infinite values in the candidate: p_below is 1; p_above and `low` come from the finite part, infinite values set
       to the largest finite one, since a finite part beyond the limit puts the whole beyond it.
-    NaN and an empty `kl` raise ValueError.
+    Sums of no token raise ValueError.
     """
-    values, floor_values = without_nan(kl, "kl"), without_nan(floor_kl, "floor_kl")
     probability(alpha, "alpha")
     if not 0.0 <= limit < math.inf:
         raise ValueError(f"`limit`: {limit!r} is no limit")
-    if not values.size:
+    if not kl.sizes.any():
         raise ValueError("`kl`: no tokens; the distance of nothing is not 0")
-    index, floor_index, union = _prompt_index(prompt, values.size, floor_prompt, floor_values.size)
-    candidate = _arm(values, index, union)
-    floor = _arm(floor_values, floor_index, union) if len(np.unique(floor_index)) >= 2 else None
-    over_prompts = cluster_t(winsorise(values), index, alpha)
+    candidate = _arm(kl)
+    floor = _arm(floor_kl) if floor_kl is not None and np.count_nonzero(floor_kl.sizes) >= 2 else None
+    owns = kl.sizes > 0
+    over_prompts = sums_t(kl.filled[owns], kl.sizes[owns], kl.largest, alpha)
     levels = _levels(candidate, floor, (over_prompts.low, over_prompts.high), alpha)
     estimate, se, df = _difference(candidate, floor)
     unclaimable = _unclaimable(over_prompts, floor, se)
@@ -152,15 +158,25 @@ def _prompt_index(prompt: ArrayLike, n: int, floor_prompt: ArrayLike, m: int) ->
     return index[:n].astype(np.int64), index[n:].astype(np.int64), len(names)
 
 
-def _arm(values: FloatArray, index: IntArray, union: int) -> _Arm:
-    kept = winsorise(values)
-    mean = float(kept.mean())
-    sums, sizes = np.bincount(index, weights=kept, minlength=union), np.bincount(index, minlength=union)
-    prompts = int((sizes > 0).sum())
+def _sums(values: FloatArray, index: IntArray, union: int) -> ClusterSums:
+    infinite = np.isposinf(values)
+    finite = np.where(infinite, 0.0, values)
+    return ClusterSums(
+        sums=np.bincount(index, weights=finite, minlength=union).astype(np.float64),
+        sizes=np.bincount(index, minlength=union).astype(np.float64),
+        infinite=np.bincount(index, weights=infinite, minlength=union).astype(np.float64),
+        largest=float(np.abs(finite).max(initial=0.0)),
+    )
+
+
+def _arm(kl: ClusterSums) -> _Arm:
+    sums, tokens = kl.filled, float(kl.sizes.sum())
+    mean = float(sums.sum()) / tokens
+    prompts = int((kl.sizes > 0).sum())
     correction = math.sqrt(prompts / (prompts - 1)) if prompts > 1 else 1.0
-    influence = correction * (sums - mean * sizes) / len(kept)
-    influence[np.abs(influence) <= 1e-15 * float(np.abs(kept).max())] = 0.0  # rounding is no variation
-    return _Arm(mean=mean, influence=influence, prompts=prompts, infinite=int(np.isposinf(values).sum()))
+    influence = correction * (sums - mean * kl.sizes) / tokens
+    influence[np.abs(influence) <= 1e-15 * kl.largest] = 0.0  # rounding is no variation
+    return _Arm(mean=mean, influence=influence, prompts=prompts, infinite=int(kl.infinite.sum()))
 
 
 def _difference(candidate: _Arm, floor: _Arm | None) -> tuple[float, float, int]:

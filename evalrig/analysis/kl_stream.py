@@ -19,7 +19,7 @@ from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray
 from evalrig.analysis.kl_sums import FROM_LISTS, MEASURES, StreamResult, StreamSums
 from evalrig.analysis.topk_bounds import aligned_bounds, entropy_rows
 
-__all__ = ["MEASURES", "Chunk", "Measured", "StreamResult", "StreamSums", "analyse", "gather", "measure"]
+__all__ = ["MEASURES", "Chunk", "Measured", "StreamResult", "StreamSums", "analyse", "measure", "summed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +62,11 @@ def analyse(
     Positions with NaN, with +inf, or with no finite entry on one side are left out and counted (`broken`). Malformed
     chunks, and no readable position at all, raise ValueError.
     """
-    return gather(chunks, prompts, len(names), workers).result(names, alpha)
+    return summed(chunks, prompts, len(names), workers).result(names, alpha)
 
 
-def gather(chunks: Iterable[Chunk], prompts: int, classes: int = 0, workers: int = 2) -> StreamSums:
-    """The sums that `analyse` makes its estimates of, for those who group prompts in another way as well."""
+def summed(chunks: Iterable[Chunk], prompts: int, classes: int = 0, workers: int = 2) -> StreamSums:
+    """`analyse` up to the sums, of which results are made; here no readable position is no error."""
     sums = StreamSums(prompts, classes)
     waiting: deque[Future[Measured]] = deque()
     with ThreadPoolExecutor(workers) as pool:

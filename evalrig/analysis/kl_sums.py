@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray
-from evalrig.analysis.clusters import sums_t
+from evalrig.analysis.clusters import ClusterSums, sums_t
 from evalrig.analysis.growth import Growth, LineSums, OctaveRatio, growth, line_points, ratio_of_octaves
 from evalrig.analysis.histogram import LogHistogram
 from evalrig.analysis.kl_map import QUARTILES, GroupRow, group_rows, quartile_names
@@ -196,14 +196,15 @@ class StreamSums:
         self._rows += rows
         self._readable += readable
 
-    def by_prompt(self) -> tuple[FloatArray, FloatArray]:
-        """Sum of KL and number of tokens of each prompt [G], infinite values as the largest finite one."""
-        return self._means[0].filled(float(self._finite_largest[0]))[:, 0], self._means[0].sizes[:, 0]
+    @property
+    def rows(self) -> int:
+        """Positions given."""
+        return self._rows
 
     @property
-    def readable(self) -> int:
-        """Positions that count."""
-        return self._readable
+    def broken(self) -> int:
+        """Positions given that could not be read."""
+        return self._rows - self._readable
 
     def result(self, names: Sequence[str], alpha: float) -> StreamResult:
         """The estimates. Raises ValueError without a readable position."""
@@ -224,8 +225,14 @@ class StreamSums:
             entropies=self._quartiles(edges, largest, alpha),
             worst_tokens=tuple(self._worst),
             worst_prompts=self._worst_prompts(),
-            broken=self._rows - self._readable,
+            broken=self.broken,
         )
+
+    def by_prompt(self) -> ClusterSums:
+        """KL by prompt, in the numbers of the chunks: for tests against another arm, prompt by prompt."""
+        cells = self._means[0]
+        sums, sizes, infinite = (table[:, 0].astype(np.float64) for table in (cells.sums, cells.sizes, cells.infinite))
+        return ClusterSums(sums=sums, sizes=sizes, infinite=infinite, largest=float(self._finite_largest[0]))
 
     def _mean(self, at: int, alpha: float) -> MeanRow:
         cells, owns = self._means[at], self._means[at].sizes[:, 0] > 0

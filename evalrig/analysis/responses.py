@@ -80,31 +80,46 @@ class SampledKl:
     tokens: int
 
 
-def responses(spoken: Iterable[Spoken | None], drawn: Drawn) -> Responses:
-    """Sum up responses one by one; None stands for a stream that was given and not drawn."""
-    whole, beginning, calls = (list[tuple[str, FloatArray]]() for _ in range(3))
-    cut = broken = given = 0
-    for one in spoken:
+class ResponseSums:
+    """Sums up responses one by one, as they are read."""
+
+    def __init__(self) -> None:
+        self._whole, self._beginning, self._calls = (list[tuple[str, FloatArray]]() for _ in range(3))
+        self._cut = self._given = self._broken = 0
+
+    def add(self, one: Spoken | None) -> None:
+        """One more; None stands for a stream that was given and not drawn."""
         if one is None:
-            given += 1
-            continue
+            self._given += 1
+            return
         values = _measured(one)
         if values is None:
-            broken += 1
-            continue
-        cut += one.cut
-        whole.append((one.prompt, values.sum(axis=1)))
-        beginning.append((one.prompt, values[:, :BEGINNING].sum(axis=1)))
-        calls += [(one.prompt, values[:, begin:end].sum(axis=1)) for begin, end in one.calls]
-    return Responses(
-        drawn=drawn,
-        whole=_parts(whole),
-        beginning=_parts(beginning),
-        calls=_parts(calls),
-        cut=cut,
-        given=given,
-        broken=broken,
-    )
+            self._broken += 1
+            return
+        self._cut += one.cut
+        self._whole.append((one.prompt, values.sum(axis=1)))
+        self._beginning.append((one.prompt, values[:, :BEGINNING].sum(axis=1)))
+        self._calls += [(one.prompt, values[:, begin:end].sum(axis=1)) for begin, end in one.calls]
+
+    def result(self, drawn: Drawn) -> Responses:
+        """All that were added."""
+        return Responses(
+            drawn=drawn,
+            whole=_parts(self._whole),
+            beginning=_parts(self._beginning),
+            calls=_parts(self._calls),
+            cut=self._cut,
+            given=self._given,
+            broken=self._broken,
+        )
+
+
+def responses(spoken: Iterable[Spoken | None], drawn: Drawn) -> Responses:
+    """Sum up responses; None stands for a stream that was given and not drawn."""
+    sums = ResponseSums()
+    for one in spoken:
+        sums.add(one)
+    return sums.result(drawn)
 
 
 def _measured(one: Spoken) -> FloatArray | None:

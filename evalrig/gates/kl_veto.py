@@ -8,11 +8,9 @@ lower bounds: a failure needs no more, and a pass has to hold for what the audit
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from evalrig.analysis.kl import audit
-from evalrig.analysis.kl_excess import Excess, excess
-from evalrig.gate import AuditRows, Distances, Evidence, Gate, outcome_of
+from evalrig.analysis.kl import Audit
+from evalrig.analysis.kl_excess import Excess, excess_of
+from evalrig.gate import Evidence, Gate, outcome_of
 from evalrig.types import Check, CheckOutcome, Estimate, Metric
 
 
@@ -35,19 +33,17 @@ class KlVeto(Gate):
     def check(self, evidence: Evidence) -> Check:
         """See `Gate.check`."""
         tokens = evidence.distances.get(self.plan.suite)
-        if tokens is None or not len(tokens.kl):
+        if tokens is None or not tokens.tokens:
             return self.undecided("no token was scored in both arms")
-        if np.isnan(tokens.kl).any():
-            return self.undecided(f"{int(np.isnan(tokens.kl).sum())} tokens have no number for their distance")
+        if tokens.broken:
+            return self.undecided(f"{tokens.broken} tokens have no number for their distance")
         floor = evidence.floors.get(self.plan.suite)
-        if floor is not None and np.isnan(floor.kl).any():
-            return self.undecided(f"{int(np.isnan(floor.kl).sum())} tokens of the noise floor have no number for it")
-        floor_kl = floor.kl if floor else np.zeros(0)
-        floor_prompt = floor.prompt if floor else np.zeros(0, tokens.prompt.dtype)
-        found = excess(tokens.kl, tokens.prompt, floor_kl, floor_prompt, evidence.alpha, self.plan.margin)
+        if floor is not None and floor.broken:
+            return self.undecided(f"{floor.broken} tokens of the noise floor have no number for it")
+        found = excess_of(tokens.by_prompt, floor and floor.by_prompt, evidence.alpha, self.plan.margin)
         outcome = outcome_of(found.p_below, found.p_above, evidence.alpha)
-        words = self._words(found, outcome, tokens, 1 - 2 * evidence.alpha)
-        check = self._check(found, outcome, words, len(tokens.kl))
+        words = self._words(found, outcome, tokens.tokens, 1 - 2 * evidence.alpha)
+        check = self._check(found, outcome, words, tokens.tokens)
         hidden = _hidden(evidence.audits.get(self.plan.suite))
         if outcome is CheckOutcome.PASSED and found.high > self.plan.margin * (1 - hidden):
             held = f"cannot tell: the lists hide {hidden:.0%} of the distance on audited tokens; raise the suite's `top_k` ({words})"
@@ -78,11 +74,11 @@ class KlVeto(Gate):
             p_nogo=found.p_above,
         )
 
-    def _words(self, found: Excess, outcome: CheckOutcome, tokens: Distances, share: float) -> str:
+    def _words(self, found: Excess, outcome: CheckOutcome, tokens: int, share: float) -> str:
         levels, margin = found.levels, self.plan.margin
         floor = "no floor was measured" if levels.floor is None else f"floor {levels.floor:.2g}"
         ratio = "ratio to the floor not defined" if levels.ratio is None else f"{_times(levels.ratio)} times the floor"
-        size = f"{len(tokens.kl)} tokens of {levels.prompts} prompts"
+        size = f"{tokens} tokens of {levels.prompts} prompts"
         interval = f"{100 * share:g} % interval {found.low:.3g} to {found.high:.3g}"
         seen = f"excess {found.excess:.3g} nats per token ({interval}), {floor}, {ratio}, {size}"
         if outcome is CheckOutcome.FAILED:
@@ -92,11 +88,9 @@ class KlVeto(Gate):
         return f"cannot tell on which side of {margin:g} nats per token the distance lies ({found.method}): {seen}"
 
 
-def _hidden(rows: AuditRows | None) -> float:
+def _hidden(seen: Audit | None) -> float:
     """Share of the KL that top-K lists lose, measured over the whole vocabulary: a pass must hold for the whole."""
-    if rows is None or not all((side < np.inf).all() for side in (rows.reference, rows.candidate)):
-        return 0.0  # nothing audited, or broken rows, which validity names
-    lost = audit(rows.reference, rows.candidate, min(rows.listed, rows.reference.shape[1])).lost_share
+    lost = seen.lost_share if seen else 0.0  # nothing audited, or broken rows, which validity names
     return min(max(lost or 0.0, 0.0), 1.0)
 
 

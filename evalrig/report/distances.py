@@ -5,17 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from evalrig.analysis.aligned import TopK
-from evalrig.analysis.kl import audit, truncate
-from evalrig.analysis.kl_excess import Excess, excess
+from evalrig.analysis.kl_excess import Excess, excess_of
 from evalrig.analysis.kl_summary import KlSummary, OctaveRow, Quantile
 from evalrig.analysis.kl_sums import MeanRow
-from evalrig.analysis.topk_bounds import bounds, dual_low, largest_tail_ratio
-from evalrig.evidence import ROUNDING, Gathered, tokens_file
-from evalrig.gate import AuditRows, Distances, Evidence
+from evalrig.distance import Audited
+from evalrig.evidence import Gathered
+from evalrig.gate import Evidence
 from evalrig.plan import Plan, SuitePlan
 from evalrig.report.certified import certificates
 from evalrig.report.differences import gate_on
@@ -25,8 +20,7 @@ from evalrig.report.shown import Bar, Curve, DistanceView, Positions
 from evalrig.report.shown_maps import Maps, Row, Table
 from evalrig.report.words import NOTHING, count, level, percent, short, significant, span
 from evalrig.streams import Streamed
-from evalrig.tokens import read_tokens
-from evalrig.types import AGAIN, REFERENCE, State
+from evalrig.types import AGAIN
 
 FLOOR = "floor (A/A)"
 UNRESOLVED = "tail not resolved"
@@ -97,16 +91,9 @@ def _distance_name(suite: SuitePlan) -> str:
 def _above(arm: Evidence, suite: str, limit: float) -> Excess | None:
     """Excess over the floor, on positions with numbers on both sides."""
     tokens, floor = arm.distances.get(suite), arm.floors.get(suite)
-    if tokens is None:
+    if tokens is None or tokens.found is None:
         return None
-    kl, prompt = _readable(tokens)
-    floor_kl, floor_prompt = _readable(floor) if floor is not None else (np.zeros(0), np.zeros(0, np.str_))
-    return excess(kl, prompt, floor_kl, floor_prompt, arm.alpha, limit) if kl.size else None
-
-
-def _readable(tokens: Distances) -> tuple[NDArray[np.float64], NDArray[np.str_]]:
-    whole = ~(np.isnan(tokens.kl) | np.isnan(tokens.reference_logprob) | np.isnan(tokens.candidate_logprob))
-    return tokens.kl[whole], tokens.prompt[whole]
+    return excess_of(tokens.by_prompt, floor and floor.by_prompt, arm.alpha, limit)
 
 
 def _view(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], columns: list[_Arm]) -> DistanceView:
@@ -238,25 +225,24 @@ def _ratio(column: _Arm) -> str:
 
 
 def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], columns: list[_Arm]) -> list[str]:
-    width = _width(gathered, suite)
+    width = gathered.width(suite)
     notes = [f"Every KL here but k3 is a lower bound: it is taken on the {width} most probable tokens of both sides."]
-    for name, arm in arms.items():
-        rows = arm.audits.get(suite.name)
-        if rows is None or not width or not all((side <= ROUNDING).all() for side in (rows.reference, rows.candidate)):
+    for name in arms:
+        seen = gathered.audited(suite, name)
+        if seen is None or not width:
             continue
-        found = audit(rows.reference, rows.candidate, min(width, rows.reference.shape[1]))
+        found = seen.audit
         lost = "not defined" if found.lost_share is None else percent(max(found.lost_share, 0.0))
         notes.append(
             f"{name}: the top {width} of both sides and one bucket for the rest lose {lost} of the KL on "
             f"{count(found.rows, 'audited position')} ({significant(found.kl_merged_mean)} of "
-            f"{significant(found.kl_full_mean)} nats over the whole vocabulary). "
-            + _audited(rows, min(width, rows.reference.shape[1]))
+            f"{significant(found.kl_full_mean)} nats over the whole vocabulary). " + _audited(seen)
         )
     if len(notes) == 1:
         notes.append("No position was scored over the whole vocabulary: what the lists cut off is not known.")
     if not any(column.name == FLOOR for column in columns):
         notes.append("No floor was measured: the distance may be the reference's own noise.")
-    elif any(column.name == FLOOR and column.seen.mean == 0 for column in columns):
+    elif any(column.name == FLOOR and column.seen.minimum == column.seen.tail.maximum == 0.0 for column in columns):
         notes.append("The floor is exactly 0: the reference repeats bit by bit, so a ratio to it is not defined.")
     if any(not one.resolved for column in columns for one in column.found.result.quantiles[1:-1]):
         notes.append(
@@ -269,21 +255,16 @@ def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], c
     return notes
 
 
-def _audited(rows: AuditRows, k: int) -> str:
+def _audited(seen: Audited) -> str:
     """What the lists alone would have said of the audited positions."""
-    lists = [
-        TopK(ids=ids, logprobs=logprobs) for ids, logprobs in (truncate(rows.reference, k), truncate(rows.candidate, k))
-    ]
-    dual = significant(float(dual_low(*lists).mean()))
-    most = largest_tail_ratio(rows.reference, rows.candidate, k)
-    if not math.isfinite(most):
+    dual = significant(seen.dual)
+    if seen.high is None:
         return (
             f"The sharper bound from the same lists is {dual}; no upper one: a side rules out what the other does not."
         )
-    high = float(bounds(*lists, assumed=most).kl_high.mean())
     return (
-        f"The sharper bound from the same lists is {dual}; at most {significant(high)}, if no unlisted token's "
-        f"probability differs by more than a factor of {significant(math.exp(most))} (1.5 times the largest logarithm seen there)."
+        f"The sharper bound from the same lists is {dual}; at most {significant(seen.high)}, if no unlisted token's "
+        f"probability differs by more than a factor of {significant(math.exp(seen.most))} (1.5 times the largest logarithm seen there)."
     )
 
 
@@ -293,15 +274,6 @@ def _leg(plan: Plan, suite: str) -> str:
     for key in ("suites", suite, "options", "leg"):
         found = cast("Mapping[str, Any]", found).get(key) if isinstance(found, Mapping) else None
     return str(found or "")
-
-
-def _width(gathered: Gathered, suite: SuitePlan) -> int:
-    """Length of the stored lists."""
-    for record in gathered.records[REFERENCE, suite.name]:
-        if record.state is State.SCORED:
-            path = tokens_file(gathered.folder, REFERENCE, suite.name, record.sample, record.epoch)
-            return int(read_tokens(path)["top_ids"].shape[1])
-    return 0
 
 
 def _curve(column: _Arm, ranges: list[tuple[int, int]]) -> Curve:

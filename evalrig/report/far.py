@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from evalrig.analysis.kl_sums import WorstPrompt, WorstToken
-from evalrig.evidence import Columns, Gathered, tokens_file
+from evalrig.evidence import Gathered
 from evalrig.plan import SuitePlan
 from evalrig.report.shown_maps import Choice, Far, FarPrompt, FarToken
 from evalrig.report.words import count, cut, percent, significant
-from evalrig.streams import Streamed, Texts
-from evalrig.tokens import read_tokens
-from evalrig.types import REFERENCE, Sample
+from evalrig.streams import Place, Streamed, Texts
+from evalrig.tokens import Columns
+from evalrig.types import Sample
 
 BEFORE, AFTER = 60, 20
 """Tokens of context."""
@@ -26,18 +26,22 @@ NO_TEXTS = "(no texts of tokens: the engine does not give them)"
 def far(gathered: Gathered, suite: SuitePlan, arm: str, found: Streamed) -> Far:
     """The worst of one arm on one suite."""
     texts = gathered.texts(suite)
+    read: dict[Place, tuple[Columns, Columns]] = {}
+    tokens: list[FarToken] = []
+    for worst in found.result.worst_tokens:
+        place = found.places[bisect_right(found.places, worst.row, key=lambda one: one.row) - 1]
+        if place not in read:
+            read[place] = gathered.pair(suite, arm, place.sample, place.epoch)
+        tokens.append(_token(read[place], place, worst, texts))
     return Far(
         arm=arm,
-        tokens=tuple(_token(gathered, suite, arm, found, worst) for worst in found.result.worst_tokens),
+        tokens=tuple(tokens),
         prompts=tuple(_prompt(gathered, suite, found, worst, texts) for worst in found.result.worst_prompts),
     )
 
 
-def _token(gathered: Gathered, suite: SuitePlan, arm: str, found: Streamed, worst: WorstToken) -> FarToken:
-    place = found.places[bisect_right(found.places, worst.row, key=lambda one: one.row) - 1]
-    at, texts = worst.row - place.row, gathered.texts(suite)
-    where = suite.name, place.sample, place.epoch
-    reference, candidate = (read_tokens(tokens_file(gathered.folder, name, *where)) for name in (REFERENCE, arm))
+def _token(sides: tuple[Columns, Columns], place: Place, worst: WorstToken, texts: Texts) -> FarToken:
+    at, (reference, candidate) = worst.row - place.row, sides
     pieces = texts.pieces(place.sample, place.epoch)
     given = int(reference["token"][at])
     return FarToken(

@@ -26,9 +26,9 @@ NO_CAPACITY = "the engine does not say what it holds, so nothing can be said abo
 NOT_REAL = "not measured in a rehearsal: a stand-in gains nothing"
 
 
-def page(folder: RunFolder, verdict: Verdict) -> Page:
+def page(folder: RunFolder, verdict: Verdict, gathered: Gathered | None = None) -> Page:
     """Everything the report shows, in a form that depends on the run folder and the verdict only."""
-    gathered = Gathered(folder)
+    gathered = gathered or Gathered(folder)
     plan = gathered.plan
     arms = {name: gathered.evidence(name) for name in plan.candidates}
     return cleaned(

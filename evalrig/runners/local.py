@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +15,16 @@ from pathlib import Path
 from evalrig.engine import Engine
 from evalrig.errors import EngineError
 from evalrig.plan import Cell
-from evalrig.runner import Runner, Work
+from evalrig.runner import Desk, Runner, Work, settled
 from evalrig.suite import Attempt, sound
 from evalrig.types import AGAIN, NO_ANSWER, REFERENCE, Provenance, Record, Sample, State, Trace, Trajectory, Variant
 from evalrig.watch import Fell, Tail, Watch
 
 SILENT_ATTEMPTS = 20
 """Unanswered attempts in a row after which a running engine counts as lost: a hung one must not eat the night."""
+
+UNFILED = 4
+"""Attempts a lane may have waiting for the disk while it makes the next: a disk that is slow at times leaves no engine idle."""
 
 
 class Board:
@@ -44,6 +47,7 @@ class Board:
         self.tails: dict[Path, Tail] = {}
         """Log -> where it was read to: two processes of a variant write to one."""
         self.changed = asyncio.Condition()
+        self.desk = Desk()
 
     async def next(self, slot: int) -> Cell | None:
         """The cell this engine process should work on; waits while others must finish first; None: nothing is left."""
@@ -181,18 +185,24 @@ class Local(Runner):
     async def _cell(self, watch: Watch, cell: Cell, board: Board) -> None:
         """Attempts of one cell in this engine, some in flight, until none is left to take."""
         queue = board.left[cell]
+        filings: list[asyncio.Task[None]] = []
 
         async def lane() -> None:
+            unfiled: deque[asyncio.Task[None]] = deque()
             while queue:
                 sample = queue.popleft()
                 try:
-                    answered = await _one(watch.engine, cell, sample, board.work)
+                    answered, file = await _one(watch.engine, cell, sample, board.work)
                 except BaseException:
                     queue.appendleft(sample)  # not filed: another process may make it
                     watch.unfinished += 1
                     raise
+                filing = board.desk.take(file, lambda: board.ended(cell))
+                filings.append(filing)
+                unfiled.append(filing)
                 watch.silent = 0 if answered else watch.silent + 1
-                await board.ended(cell)
+                if len(unfiled) > UNFILED:
+                    await asyncio.shield(unfiled.popleft())  # a disk that is too slow for the engine holds it back
                 if watch.silent >= SILENT_ATTEMPTS:
                     text = f"{cell.variant}: {watch.silent} attempts in a row got no answer, the last of `{cell.suite}`"
                     raise Fell(text, "silent")
@@ -203,6 +213,8 @@ class Local(Runner):
                     group.create_task(lane())
         except ExceptionGroup as errors:
             raise _first(errors) from None
+        finally:
+            await settled(filings)
 
     def _lanes(self, variant: Variant) -> int:
         """`reference_again` runs in another batch composition: that difference is the noise floor."""
@@ -229,8 +241,8 @@ async def _lost(slot: int, running: bool, cell: Cell, board: Board, error: Engin
     await board.note(refused=cell.variant)
 
 
-async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> bool:
-    """One attempt, filed. False: the engine gave no answer."""
+async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> tuple[bool, Callable[[], None]]:
+    """One attempt: did the engine answer, and what files it."""
     sample = work.samples[cell.suite][sample_id]
     if cell.stage == "trace":
         return await _trace(engine, cell, sample, work)
@@ -254,13 +266,12 @@ async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> bool:
         trajectory=attempt.trajectory,
         provenance=provenance,
     )
-    work.file.attempt(record, attempt)
     if work.suites[cell.suite].rescored:
         work.answers[variant, suite, sample_id, cell.epoch] = record
-    return attempt.state is not State.INFRA
+    return attempt.state is not State.INFRA, lambda: work.file.attempt(record, attempt)
 
 
-async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> bool:
+async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> tuple[bool, Callable[[], None]]:
     """The reference's answer. One that fails is filed as such and missing in every arm; a lost engine ends the run."""
     seed = _seed(work.plan.header.seed, cell, sample.id)
     try:
@@ -272,8 +283,7 @@ async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> bool
             sample=sample.id, epoch=cell.epoch, prompt_ids=(), token_ids=(), text=str(error), finish=NO_ANSWER
         )
     work.traces[cell.suite, sample.id, cell.epoch] = trace
-    work.file.trace(cell.suite, trace)
-    return trace.finish != NO_ANSWER
+    return trace.finish != NO_ANSWER, lambda: work.file.trace(cell.suite, trace)
 
 
 async def _pieces(engine: Engine, ids: Sequence[int]) -> tuple[str, ...]:

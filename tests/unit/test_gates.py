@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys.nouns import ACCURACY, LEAD, distances, evidence, gate_plan, pairs
 
+from evalrig.analysis.kl import audit
 from evalrig.errors import UsageError
-from evalrig.gate import AuditRows
 from evalrig.gates.kl_veto import KlVeto, KlVetoOptions
 from evalrig.gates.noninferior import Noninferior, NoninferiorOptions
 from evalrig.types import Check, CheckOutcome
@@ -292,9 +292,9 @@ def test_a_distance_that_the_lists_hide_is_no_pass() -> None:
     measured = evidence(tokens=tokens, floor=distances(np.full(240, 1e-5)))
     gate = KlVeto(gate_plan("kl_veto", "kl"), KlVetoOptions())
     assert gate.check(measured).outcome is PASSED
-    audited = AuditRows(reference=plain, candidate=moved, listed=8)
+    audited = audit(plain, moved, 8)
     held = gate.check(replace(measured, audits={"quiz": audited}))
     assert held.outcome is UNDECIDED
     assert "raise the suite's `top_k`" in held.reason
-    seen = AuditRows(reference=plain, candidate=moved, listed=64)
+    seen = audit(plain, moved, 64)
     assert gate.check(replace(measured, audits={"quiz": seen})).outcome is PASSED

@@ -11,10 +11,11 @@ import pytest
 import yaml
 from toys.engine import Toy
 from toys.runs import carry_out, run_file
+from toys.token_rows import rewrite
 
-from evalrig.evidence import Gathered, audit_file
-from evalrig.records import RunFolder
-from evalrig.tokens import read_tokens, write_tokens
+from evalrig.evidence import Gathered
+from evalrig.records import AUDIT, RunFolder
+from evalrig.tokens import Key
 from evalrig.types import REFERENCE, CheckOutcome, Finding, Level, Outcome, Verdict
 from evalrig.verdict import judge
 
@@ -124,12 +125,11 @@ def test_contexts_as_long_as_the_products_are_covered(tmp_path: Path) -> None:
 def test_whole_rows_of_another_width_are_another_vocabulary_and_no_crash(tmp_path: Path) -> None:
     """Padded vocabularies: 163,840 in one checkpoint, 163,842 in the other."""
     folder, _ = ran(tmp_path, {"near": {"noise": 0.1}})
-    for sample in folder.plan().suite("kl").samples:
-        path = audit_file(folder, "near", "kl", sample, 0)
-        if path.is_file():
-            rows = read_tokens(path)
-            wide = np.pad(rows["vocabulary"], ((0, 0), (0, 2)), constant_values=-np.inf)
-            write_tokens(path, {**rows, "vocabulary": wide})
+
+    def wider(_: Key, columns: dict[str, np.ndarray]) -> None:
+        columns["vocabulary"] = np.pad(columns["vocabulary"], ((0, 0), (0, 2)), constant_values=-np.inf)
+
+    rewrite(folder, "near", "kl", wider, AUDIT)
     verdict = judge(folder)
     [found] = said(verdict, "vocabulary", "near")
     assert (found.level, found.text) == (Level.INVALID, "near, kl: a vocabulary of 66 tokens, the reference's has 64")

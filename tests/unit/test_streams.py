@@ -1,24 +1,26 @@
 """From stored lists to estimates: labels, places, texts, and what cannot be read."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pytest
 from toys.engine import table
 
-from evalrig.streams import ROWS, Both, Columns, Texts, spoken, streamed
+from evalrig.analysis.responses import Responses
+from evalrig.distance import CHUNK, Joined
+from evalrig.streams import Streamed, Texts, read
+from evalrig.tokens import Columns
 from evalrig.types import NO_ANSWER, Sample, Trace
 
 REFERENCE, CANDIDATE = table(), table(0.3)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    sample: str
-    epoch: int = 0
-    cluster: str
-    reference: Columns = field(repr=False)
-    candidate: Columns = field(repr=False)
+def streamed(joined: Iterable[Joined], samples: Mapping[str, Sample], texts: Texts, alpha: float) -> Streamed | None:
+    return read(joined, samples, texts, ("", ""), alpha).streamed
+
+
+def spoken(joined: Iterable[Joined], samples: Mapping[str, Sample], texts: Texts, modes: tuple[str, str]) -> Responses:
+    return read(joined, samples, texts, modes, 0.05).responses
 
 
 def lists(rows: np.ndarray, tokens: np.ndarray, k: int = 20) -> Columns:
@@ -31,22 +33,23 @@ def lists(rows: np.ndarray, tokens: np.ndarray, k: int = 20) -> Columns:
     }
 
 
-def scored(name: str, tokens: int = 12, cluster: str = "", k: int = 20) -> Scored:
+def scored(name: str, tokens: int = 12, cluster: str = "", k: int = 20) -> Joined:
     rng = np.random.default_rng([ord(letter) for letter in name])
     stream = [int(rng.integers(64))]
     for _ in range(tokens):
         p = np.exp(REFERENCE[stream[-1]].astype(np.float64))
         stream.append(int(rng.choice(64, p=p / p.sum())))
     before, ids = stream[:-1], np.array(stream[1:])
-    return Scored(
+    return Joined(
         sample=name,
+        epoch=0,
         cluster=cluster or name,
         reference=lists(REFERENCE[before], ids, k),
         candidate=lists(CANDIDATE[before], ids, k),
     )
 
 
-def traced(both: Both, **more: object) -> Trace:
+def traced(both: Joined, **more: object) -> Trace:
     ids = tuple(int(i) for i in both.reference["token"])
     filled = {"pieces": tuple(chr(33 + i) for i in ids), "finish": "stop", **more}
     return Trace(sample=both.sample, epoch=both.epoch, prompt_ids=(1,), token_ids=ids, **filled)  # type: ignore[arg-type]
@@ -92,10 +95,10 @@ def test_one_source_is_no_map() -> None:
 
 
 def test_lists_of_another_length_and_long_streams_are_measured_as_one() -> None:
-    mixed = [scored("a", 30, k=20), scored("b", 30, k=10), scored("c", ROWS + 5, k=10)]
+    mixed = [scored("a", 30, k=20), scored("b", 30, k=10), scored("c", CHUNK + 5, k=10)]
     found = streamed(mixed, {one.sample: Sample(id=one.sample) for one in mixed}, Texts(()), 0.05)
     assert found is not None
-    assert found.result.summary.tokens == 65 + ROWS
+    assert found.result.summary.tokens == 65 + CHUNK
     assert [place.row for place in found.places] == [0, 30, 60]
     assert found.told == 0
     assert found.result.classes == ()
@@ -105,16 +108,21 @@ def test_rows_that_name_a_token_twice_are_counted_and_do_not_end_the_run() -> No
     one = scored("a", 30)
     one.candidate["top_ids"][4, 1] = one.candidate["top_ids"][4, 0]
     one.reference["logprob"][7] = np.nan
+    one.candidate["top_logprobs"][9, 3] = 2.0
     found = streamed([one], {"a": Sample(id="a")}, Texts(()), 0.05)
     assert found is not None
-    assert (found.result.broken, found.result.summary.tokens) == (2, 28)
+    assert (found.result.broken, found.result.summary.tokens) == (3, 27)
 
 
 def test_nothing_readable_is_no_distance() -> None:
     one = scored("a", 3)
     one.candidate["top_logprobs"][:] = np.nan
-    assert streamed([one], {"a": Sample(id="a")}, Texts(()), 0.05) is None
-    assert streamed([], SAMPLES, TEXTS, 0.05) is None
+    found = read([one], {"a": Sample(id="a")}, Texts(()), ("", ""), 0.05)
+    assert found.streamed is None
+    assert found.distances is not None
+    assert (found.distances.tokens, found.distances.broken) == (3, 3)
+    nothing = read([], SAMPLES, TEXTS, ("", ""), 0.05)
+    assert (nothing.streamed, nothing.distances, nothing.responses.whole.tokens.size) == (None, None, 0)
 
 
 def test_texts_that_do_not_belong_to_the_tokens_are_not_used() -> None:

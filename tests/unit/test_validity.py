@@ -12,12 +12,13 @@ import pytest
 import yaml
 from toys.engine import Toy
 from toys.runs import carry_out, run_file
+from toys.token_rows import rewrite, rewrite_one
 
 from evalrig.errors import UsageError
-from evalrig.evidence import Gathered, audit_file, tokens_file
-from evalrig.records import RunFolder
+from evalrig.evidence import Gathered
+from evalrig.records import AUDIT, ROWS, RunFolder
 from evalrig.run import conclude
-from evalrig.tokens import read_tokens, write_tokens
+from evalrig.tokens import Key
 from evalrig.types import SPLIT, Level, Outcome, Verdict
 from evalrig.verdict import judge
 
@@ -228,11 +229,10 @@ def test_a_second_reference_that_differs_in_one_of_two_epochs_is_judged(tmp_path
 
 
 def broken_row(folder: RunFolder, variant: str, column: str, value: float) -> None:
-    sample = folder.records(variant, "kl")[0].sample
-    path = tokens_file(folder, variant, "kl", sample, 0)
-    columns = {name: values.copy() for name, values in read_tokens(path).items()}
-    columns[column][0] = value
-    write_tokens(path, columns)
+    def spoil(key: Key, columns: dict[str, np.ndarray]) -> None:
+        columns[column][0] = value
+
+    rewrite_one(folder, variant, "kl", "", spoil)
 
 
 @pytest.mark.parametrize(
@@ -256,12 +256,11 @@ def test_rows_that_are_no_logprobs_show_and_judging_goes_on(folder: RunFolder, c
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1000.0])
 def test_numbers_that_are_no_logprobs_do_not_cost_the_report(folder: RunFolder, value: float) -> None:
-    for path in (tokens_file, audit_file):
-        rows = [path(folder, "cheap", "kl", record.sample, 0) for record in folder.records("cheap", "kl")]
-        file = next(row for row in rows if row.is_file())
-        columns = {name: values.copy() for name, values in read_tokens(file).items()}
-        columns["vocabulary" if path is audit_file else "logprob"].flat[0] = value
-        write_tokens(file, columns)
+    def spoil(key: Key, columns: dict[str, np.ndarray]) -> None:
+        columns["vocabulary" if "vocabulary" in columns else "logprob"].flat[0] = value
+
+    for kind in (ROWS, AUDIT):
+        rewrite_one(folder, "cheap", "kl", "", spoil, kind)
     (folder.path / "report.html").unlink()
     assert outcomes(conclude(folder)) == {"cheap": Outcome.INVALID, "other": Outcome.GO}
     assert (folder.path / "report.html").is_file()
@@ -269,13 +268,13 @@ def test_numbers_that_are_no_logprobs_do_not_cost_the_report(folder: RunFolder, 
 
 def test_lists_that_stand_one_place_off_show(folder: RunFolder) -> None:
     """Pitfalls 24 and 31: a shift in both arms alike would leave a distance that looks like any other."""
+
+    def shift(key: Key, columns: dict[str, np.ndarray]) -> None:
+        for name in ("top_ids", "top_logprobs"):
+            columns[name] = np.roll(columns[name], 1, axis=0)
+
     for variant in ("reference", "reference_again", "cheap", "other"):
-        for record in folder.records(variant, "kl"):
-            path = tokens_file(folder, variant, "kl", record.sample, record.epoch)
-            columns = {name: values.copy() for name, values in read_tokens(path).items()}
-            for name in ("top_ids", "top_logprobs"):
-                columns[name] = np.roll(columns[name], 1, axis=0)
-            write_tokens(path, columns)
+        rewrite(folder, variant, "kl", shift)
     verdict = judge(folder)
     assert outcomes(verdict) == {"cheap": Outcome.INVALID, "other": Outcome.INVALID}
     assert [text for text in said(verdict) if "contradict the logprob" in text]
@@ -286,7 +285,10 @@ def test_distances_are_clustered_as_the_samples_are(folder: RunFolder) -> None:
     gathered.samples["kl"] = {name: replace(s, cluster=name[-1]) for name, s in gathered.samples["kl"].items()}
     tokens = gathered.distances(gathered.plan.suite("kl"), "cheap")
     assert tokens is not None
-    assert set(tokens.prompt) == set("0123456789")
+    streamed = gathered.streamed(gathered.plan.suite("kl"), "cheap")
+    assert streamed is not None
+    assert streamed.clusters == tuple("0123456789")
+    assert np.count_nonzero(tokens.by_prompt.sizes) == 10
 
 
 def test_lists_that_name_a_token_twice_show_and_judging_goes_on(folder: RunFolder) -> None:
@@ -299,10 +301,10 @@ def test_lists_that_name_a_token_twice_show_and_judging_goes_on(folder: RunFolde
 
 @pytest.mark.parametrize("value", [np.nan, 0.0])
 def test_an_audited_row_that_is_no_distribution_shows(folder: RunFolder, value: float) -> None:
-    path = sorted(folder.path.glob("variants/cheap/tokens/kl/*.full.parquet"))[0]
-    columns = {name: values.copy() for name, values in read_tokens(path).items()}
-    columns["vocabulary"][0, 0] = value
-    write_tokens(path, columns)
+    def spoil(key: Key, columns: dict[str, np.ndarray]) -> None:
+        columns["vocabulary"][0, 0] = value
+
+    rewrite_one(folder, "cheap", "kl", "", spoil, AUDIT)
     verdict = judge(folder)
     [text] = said(verdict, candidate="cheap")
     assert text.startswith("cheap, kl: 1 of ")
@@ -368,9 +370,7 @@ def test_a_torn_line_is_said_and_left_out(folder: RunFolder) -> None:
     path = folder.records_path("cheap", "piqa")
     path.write_bytes(path.read_bytes()[:-20])
     verdict = judge(folder)
-    assert said(verdict, Level.WARN) == [
-        "variants/cheap/records/piqa.jsonl: the last line was cut by a kill and is left out"
-    ]
+    assert said(verdict, Level.WARN) == ["variants/cheap/records/piqa.jsonl: its end was cut by a kill and is left out"]
     assert outcomes(verdict)["cheap"] is Outcome.INVALID
 
 

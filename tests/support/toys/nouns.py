@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from evalrig.analysis.kl_sums import FROM_LISTS, StreamSums
 from evalrig.config.load import dump, tree
 from evalrig.config.schema import EngineConfig, GateConfig, RunConfig, SuiteConfig, VariantConfig
 from evalrig.gate import Distances, Evidence, Pairs
@@ -92,15 +93,17 @@ def pairs(reference: ArrayLike, candidate: ArrayLike, metric: Metric = ACCURACY)
 
 def distances(kl: np.ndarray, prompts: int = 30) -> Distances:
     """Tokens with these distances, spread evenly over prompts."""
-    n = len(kl)
+    readable = ~np.isnan(kl)
+    values, prompt = np.asarray(kl, np.float64)[readable], (np.arange(len(kl)) % prompts)[readable]
+    sums = StreamSums(prompts, 0)
+    sums.add(np.vstack([values, np.zeros((FROM_LISTS - 1, len(values)))]), prompt, np.ones(len(values)), prompt * 0 - 1)
+    sums.count(len(kl), len(values))
     return Distances(
-        kl=np.asarray(kl, np.float64),
-        prompt=np.array([f"p-{i % prompts:02d}" for i in range(n)], dtype=np.str_),
-        position=np.arange(1, n + 1, dtype=np.int64),
-        tail=np.zeros(n),
-        same_top=np.ones(n, np.bool_),
-        reference_logprob=np.zeros(n),
-        candidate_logprob=np.full(n, -0.1),
+        found=sums.result((), 0.05) if len(values) else None,
+        by_prompt=sums.by_prompt(),
+        tokens=len(kl),
+        broken=sums.broken,
+        same=False,
     )
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from evalrig.plan import Cell, GatePlan, Header, Plan, SuitePlan, sample_digest
 from evalrig.proof import Preflight, Probes
-from evalrig.records import RunFolder
-from evalrig.tokens import write_tokens
+from evalrig.records import AUDIT, ROWS, RunFolder
 from evalrig.types import (
     AGAIN,
     REFERENCE,
@@ -276,9 +275,10 @@ def _distances(folder: RunFolder, plan: Plan, made: Made, random: np.random.Gene
             effect = made.effects.get(variant.name, Effect(noise=made.floor_noise))
             noise = 0.0 if variant.role == "reference" else effect.noise * spread
             rows = _normal(logits + noise * random.normal(0, 1, logits.shape)).astype(np.float32)
-            _write_rows(folder, variant.name, sample, rows, chosen, audited=at % 3 == 0)
             turn = Completion(text="a river", prompt_tokens=70, completion_tokens=made.tokens)
-            folder.append(_record(variant.name, "kl", sample, {"logprob": -2.0}, Trajectory(turns=(turn,))))
+            record = _record(variant.name, "kl", sample, {"logprob": -2.0}, Trajectory(turns=(turn,)))
+            _write_rows(folder, record, rows, chosen, audited=at % 3 == 0)
+            folder.append(record)
 
 
 def _trace(sample: str, chosen: np.ndarray, made: Made) -> Trace:
@@ -295,17 +295,14 @@ def _trace(sample: str, chosen: np.ndarray, made: Made) -> Trace:
     )
 
 
-def _write_rows(
-    folder: RunFolder, variant: str, sample: str, rows: np.ndarray, chosen: np.ndarray, audited: bool
-) -> None:
+def _write_rows(folder: RunFolder, record: Record, rows: np.ndarray, chosen: np.ndarray, audited: bool) -> None:
     order = np.argsort(-rows, axis=1, kind="stable")[:, :50]
-    path = folder.tokens_path(variant, "kl", sample, 0)
     top = np.take_along_axis(rows, order, axis=1)
     given = rows[np.arange(len(rows)), chosen]
     columns = {"token": chosen, "logprob": given, "top_ids": order.astype(np.int32), "top_logprobs": top}
-    write_tokens(path.with_name(f"{path.name}.parquet"), columns)
+    folder.append_tokens(record, ROWS, columns)
     if audited:
-        write_tokens(path.with_name(f"{path.name}.full.parquet"), {"token": chosen[:4], "vocabulary": rows[:4]})
+        folder.append_tokens(record, AUDIT, {"token": chosen[:4], "vocabulary": rows[:4]})
 
 
 def _normal(logits: np.ndarray) -> np.ndarray:

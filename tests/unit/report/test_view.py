@@ -8,13 +8,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from toys.token_rows import rewrite_one
 
 from evalrig.evidence import Gathered
 from evalrig.records import RunFolder, encode
 from evalrig.report.distances import distances
 from evalrig.report.shown import Page
 from evalrig.report.view import page
-from evalrig.tokens import read_tokens, write_tokens
+from evalrig.tokens import Key
 from evalrig.types import Verdict
 from evalrig.verdict import judge
 
@@ -190,10 +191,11 @@ def test_no_candidate_at_all(make: Make) -> None:
 def test_tokens_without_a_number_and_tokens_ruled_out_are_told(make_own: Make) -> None:
     folder = make_own(piqa=False)
     for arm, value in (("fp8kv", np.nan), ("int4", -np.inf)):
-        path = folder.path / "variants" / arm / "tokens" / "kl" / "p01-0.parquet"
-        columns = {name: values.copy() for name, values in read_tokens(path).items()}
-        columns["top_logprobs"][3, 0] = value
-        write_tokens(path, columns)
+
+        def spoil(key: Key, columns: dict[str, np.ndarray], value: float = value) -> None:
+            columns["top_logprobs"][3, 0] = value
+
+        rewrite_one(folder, arm, "kl", "p01", spoil)
     view = shown(folder)
     assert view.head.outcome == "INVALID"
     assert view.cards[0].headline.startswith("INVALID: fp8kv, kl: ")
