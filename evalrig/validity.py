@@ -336,8 +336,7 @@ def _echoed(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Fi
 def _above_floor(arm: Evidence) -> Iterator[Finding]:
     """A change that is real is said, whether or not it is tolerated."""
     for suite, tokens in arm.distances.items():
-        floor = arm.floors.get(suite)
-        if floor is None or tokens.broken or floor.broken:
+        if (floor := arm.floors.get(suite)) is None or tokens.broken or floor.broken:
             continue
         found = excess_of(tokens.by_prompt, floor.by_prompt, arm.alpha, 0.0)
         if above_floor(found):
