@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # pyright's wrapper keeps its npm package here, so that a second run needs no network
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: demo test test-all check golden lock bench setup fetch browser example
+.PHONY: demo test test-all check golden lock bench setup fetch browser
 
 demo: setup
 	@sh runners/demo.sh
