@@ -96,6 +96,10 @@ class Sglang:
             "cached_tokens": 0,
             "output_token_logprobs": [[self.model.rows[a][b], b, None] for a, b in zip(given, new, strict=False)],
         }
+        if new and (k := asked.get("top_logprobs_num")):
+            meta["output_top_logprobs"] = [
+                [[self.model.rows[a][i], i, None] for i in self.model.top(a, k)] for a in given[:-1]
+            ]
         if "logprob_start_len" in asked:
             meta |= self._scored(ids[asked["logprob_start_len"] :], asked["top_logprobs_num"])
         return 200, {"text": "".join(chr(33 + i) for i in new), "output_ids": new, "meta_info": meta}
