@@ -35,6 +35,8 @@ class Launched(Engine):
     """Group, option and flag."""
     reserved: ClassVar[frozenset[str]]
     """Flags that this adapter sets itself."""
+    online: ClassVar[Mapping[str, str]]
+    """`quantization` of a checkpoint that is not quantised -> dtype of the weights once loaded."""
     grouped: ClassVar[frozenset[str]] = frozenset()
     """Flags that options set which are not of the table."""
 
@@ -48,6 +50,12 @@ class Launched(Engine):
     def folder(self) -> str:
         """Of the checkpoint."""
         return str(Path(self.variant.weights).expanduser())
+
+    def weights_dtype(self) -> str:
+        """The checkpoint's, or what it was quantised to while loading."""
+        held = self.checkpoint.weights if self.checkpoint else ""
+        asked = self.options.weights_and_kv.quantization
+        return self.online.get(asked, held) if held in ("bf16", "fp16", "f32") else held
 
     def template_digest(self) -> str:
         """Of the chat template in use: the one that was given, else the checkpoint's."""

@@ -144,6 +144,7 @@ class Sglang(Launched):
     module = "sglang.launch_server"
     package = "sglang"
     troubles = SGLANG
+    online = ONLINE
     at_work = SGLANG_WORKS
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
         *FORMATS,
@@ -272,7 +273,7 @@ class Sglang(Launched):
         return Fingerprint(
             engine="sglang",
             version=str(self._info.get("version", "")),
-            weights=self._weights(),
+            weights=self.weights_dtype(),
             kv_cache=self._kv_cache(),
             weights_digest=found.digest if found else "",
             tokenizer_digest=found.tokenizer_digest if found else "",
@@ -347,12 +348,6 @@ class Sglang(Launched):
             raise EngineError(
                 f"{self.variant.name}: a prefill/decode split gives no lists of given tokens; decode them"
             )
-
-    def _weights(self) -> str:
-        """The checkpoint's, or what it was quantised to while loading."""
-        held = self.checkpoint.weights if self.checkpoint else ""
-        asked = self.options.weights_and_kv.quantization
-        return ONLINE.get(asked, held) if held in ("bf16", "fp16", "f32") else held
 
     def _kv_cache(self) -> str:
         """What the log says was allocated; a packed format is stored as bytes there, and named by the server."""

@@ -97,6 +97,7 @@ class Vllm(Launched):
     module = "vllm.entrypoints.openai.api_server"
     package = "vllm"
     troubles = VLLM
+    online = ONLINE
     at_work = VLLM_WORKS
     table: ClassVar[Sequence[tuple[str, str, str]]] = (
         *FORMATS,
@@ -182,7 +183,7 @@ class Vllm(Launched):
         return Fingerprint(
             engine="vllm",
             version=self._version,
-            weights=self._weights(),
+            weights=self.weights_dtype(),
             kv_cache=KV_NAMES.get(said := self._cache.get("cache_dtype", ""), said),
             weights_digest=found.digest if found else "",
             tokenizer_digest=found.tokenizer_digest if found else "",
@@ -229,12 +230,6 @@ class Vllm(Launched):
         if self._chats is None:
             raise EngineError(f"{self.variant.name}: the engine was not started")
         return await self.guarded(self._chats.chat(chat, sampling))
-
-    def _weights(self) -> str:
-        """The checkpoint's, or what it was quantised to while loading."""
-        held = self.checkpoint.weights if self.checkpoint else ""
-        asked = self.options.weights_and_kv.quantization
-        return ONLINE.get(asked, held) if held in ("bf16", "fp16", "f32") else held
 
     def _numerics(self) -> dict[str, str]:
         """From the configuration that the engine logs at its start."""

@@ -151,9 +151,9 @@ def test_weights_quantised_while_loading_are_named_so(tmp_path: Path) -> None:
 
     engine = engine_of("sglang", tmp_path, {}, weights_and_kv={"quantization": "nvfp4_online"})
     engine.checkpoint = read(tmp_path / "model")
-    assert engine._weights() == "nvfp4"
+    assert engine.weights_dtype() == "nvfp4"
     engine.options.weights_and_kv.quantization = ""
-    assert engine._weights() == "bf16"
+    assert engine.weights_dtype() == "bf16"
 
 
 def test_it_tokenises_answers_and_scores_through_the_recorded_server(tmp_path: Path) -> None:
