@@ -10,6 +10,7 @@ import numpy as np
 
 from evalrig.engine import Capabilities, Engine, Scoring
 from evalrig.errors import UsageError
+from evalrig.sandbox import Booth
 from evalrig.types import NON_FINITE, Completion, Metric, Sample, State, Trace, Trajectory
 
 
@@ -28,6 +29,8 @@ class Attempt:
     audit: Scoring | None = None
     """Rows over the whole vocabulary to keep."""
     retries: int = 0
+    sandbox: str = ""
+    """Back end and version under which the model's programs ran."""
 
 
 def sound(attempt: Attempt, suite: "Suite") -> Attempt:
@@ -63,6 +66,10 @@ class Suite(ABC):
     """Fetched data it reads, by card name; none where the options name the user's own file."""
     sources: tuple[str, ...] = ()
     """Other suites of the run whose samples it takes as prompts."""
+    runs_code: bool = False
+    """It runs programs that the model wrote: it is equipped with a sandbox before anything starts."""
+    failures: tuple[str, ...] = ()
+    """Words that `Trajectory.failure` can take; their shares are compared between variants. Empty: it tells of none."""
 
     def __init__(self, name: str, options: Any) -> None:
         self.name = name
@@ -83,6 +90,10 @@ class Suite(ABC):
     def draw(self, lent: Mapping[str, Sequence[Sample]]) -> list[Sample]:
         """All samples, those made of `lent` among them: what the suites in `sources` run, by suite."""
         return self.samples()
+
+    def equip(self, booth: Booth) -> None:
+        """Given before the first request where programs run, for suites with `runs_code`."""
+        raise TypeError(f"{type(self).__name__} runs no programs: `runs_code` is true and `equip` is not written")
 
     def settle(self, chosen: Sequence[Sample]) -> None:
         """Told before the first request which samples the run has, in its order."""

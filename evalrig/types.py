@@ -161,6 +161,8 @@ class Trajectory:
     answer: str = ""
     """The final answer as graded, for people to read."""
     error: str = ""
+    failure: str = ""
+    """How the attempt failed, as one word of its suite's list (`wrong_answer`, `timeout` ...); empty: it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +177,8 @@ class Provenance:
     """Digest of the prompt's token ids: both arms must have seen the same."""
     tokens_sha256: str = ""
     """Digest of the scored token stream, where one was forced."""
+    sandbox: str = ""
+    """Back end and version under which the model's programs ran; empty: none was run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,3 +354,9 @@ class Metric:
     """Multiplies a value for people: 100 shows a share in points."""
     chance: float | None = None
     """Mean score of guessing, for the floor; None: no such level."""
+    of: str = ""
+    """The score that it is taken from, where that has another name."""
+    over: Literal["mean", "any", "all"] = "mean"
+    """How a sample's epochs become one number: their mean; or the chance that any, or all, of `k` drawn from them is right."""
+    k: int = 1
+    """Epochs that `any` and `all` draw; a suite with fewer is refused."""

@@ -118,6 +118,10 @@ class RunConfig:
     alpha: float = 0.05
     """One-sided."""
     output: str = "runs"
+    sandbox: str = "bwrap"
+    """What keeps the model's programs in: `bwrap`, `landlock` (weaker), or `none` together with `unsandboxed`."""
+    unsandboxed: bool = False
+    """The second key without which `sandbox: none` is refused: the model's programs then run as you, with all you may do."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     reference: VariantConfig = field(default_factory=VariantConfig)
     candidates: dict[str, VariantConfig] = field(default_factory=dict[str, VariantConfig])

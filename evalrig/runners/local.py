@@ -255,6 +255,7 @@ async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> tuple[
         retries=attempt.retries,
         prompt_sha256=attempt.prompt_sha256,
         tokens_sha256=attempt.tokens_sha256 or _stream_sha256(work.traces.get((cell.suite, sample_id, cell.epoch))),
+        sandbox=attempt.sandbox,
     )
     record = Record(
         variant=variant,

@@ -1,0 +1,1 @@
+"""The shelf of sandboxes: one file a kind."""
