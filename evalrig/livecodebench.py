@@ -159,7 +159,7 @@ def problems_of(paths: Sequence[Path], choice: Choice, where: str) -> list[Probl
     return list(chosen.values())
 
 
-def tests_of(problem: Problem) -> Tests:
+def read_tests(problem: Problem) -> Tests:
     """Read the tests of a problem.
 
     Raises:

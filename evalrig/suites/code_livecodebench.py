@@ -18,7 +18,7 @@ from evalrig.content import content_dir
 from evalrig.engine import Engine
 from evalrig.errors import UsageError, one_line
 from evalrig.extraction import code_in
-from evalrig.livecodebench import Choice, Problem, Test, Tests, files_of, problems_of, tests_of
+from evalrig.livecodebench import Choice, Problem, Test, Tests, files_of, problems_of, read_tests
 from evalrig.outputs_alike import Rule, same_text, same_value
 from evalrig.proctor import Case, Mark, Output, outputs
 from evalrig.suite import Attempt
@@ -131,7 +131,7 @@ class CodeLiveCodeBench(CodeSuite):
         return self.graded((said,), code, mark, prompt_sha256)
 
     async def _mark(self, code: str, problem: Problem) -> Mark:
-        tests = await asyncio.to_thread(tests_of, problem)  # up to seconds of work
+        tests = await asyncio.to_thread(read_tests, problem)  # up to seconds of work
         began, at = time.monotonic(), 0
         for batch in batches(tests.tests):
             found = await self._outputs(code, tests, batch)
