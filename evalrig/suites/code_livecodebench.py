@@ -17,10 +17,11 @@ from evalrig.code_suite import CodeOptions, CodeSuite
 from evalrig.content import content_dir
 from evalrig.engine import Engine
 from evalrig.errors import UsageError, one_line
-from evalrig.extraction import code_in
+from evalrig.extraction import with_imports
 from evalrig.livecodebench import Choice, Problem, Test, Tests, files_of, problems_of, read_tests
 from evalrig.outputs_alike import Rule, same_text, same_value
 from evalrig.proctor import Case, Mark, Output, outputs
+from evalrig.sandbox import SandboxUnavailable
 from evalrig.suite import Attempt
 from evalrig.types import Message, Sample, Trace
 
@@ -126,11 +127,19 @@ class CodeLiveCodeBench(CodeSuite):
         """Ask once, find the program, run it on the tests."""
         said, prompt_sha256 = await self.ask(engine, sample, epoch)
         problem = self._problems[sample.id]
-        code = code_in(said.text, _name(problem.starter), said.finish == "length", self.options.thinking)
-        mark = None if code is None else await self._mark(code, problem)
+        code = self.found(said, _name(problem.starter), problem.starter)
+        mark = None if code is None else await self._marked(code, problem)
         return self.graded((said,), code, mark, prompt_sha256)
 
-    async def _mark(self, code: str, problem: Problem) -> Mark:
+    async def _marked(self, code: str, problem: Problem) -> Mark | str:
+        """The mark, or why the sandbox could not hold the program."""
+        try:
+            return await self.run(code, problem)
+        except SandboxUnavailable as error:
+            return f"the sandbox failed: {error}"
+
+    async def run(self, code: str, problem: Problem) -> Mark:
+        """A program on the tests of a problem, up to the first that it fails."""
         tests = await asyncio.to_thread(read_tests, problem)  # up to seconds of work
         began, at = time.monotonic(), 0
         for batch in batches(tests.tests):
@@ -150,7 +159,9 @@ class CodeLiveCodeBench(CodeSuite):
             Case(stdin=test.given) if isinstance(test.given, str) else Case(arguments=test.given) for test in batch
         ]
         seconds = tests.seconds or self.options.wall_seconds
-        return await outputs(self.booth, prepared(code), cases, _entry_point(code, tests.function), seconds)
+        return await outputs(
+            self.booth, with_imports(f"{PRELUDE}{code}"), cases, _entry_point(code, tests.function), seconds
+        )
 
     def _alike(self, output: Output, test: Test) -> bool:
         tolerance = self.options.float_tolerance
@@ -173,13 +184,6 @@ def batches(tests: Sequence[Test]) -> Iterator[Sequence[Test]]:
 
 def _bytes(test: Test) -> int:
     return len(test.given if isinstance(test.given, str) else repr(test.given))
-
-
-def prepared(code: str) -> str:
-    """The program with the imports before it; its `from __future__` lines stay first."""
-    future = r"^from __future__ import [\w, ]+$"
-    first = "".join(f"{line}\n" for line in re.findall(future, code, re.MULTILINE))
-    return f"{first}{PRELUDE}{re.sub(future, '', code, flags=re.MULTILINE) if first else code}"
 
 
 def _entry_point(code: str, function: str) -> str:
