@@ -260,11 +260,7 @@ def _remainder(text: str, entry_point: str, stub: str) -> str | None:
 
 def _attempts(text: str, entry_point: str) -> re.Match[str] | None:
     name = re.escape(entry_point.partition(".")[0])
-    words = (
-        rf"(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b"
-        if name
-        else r"(?:def|class|import|from)[ \t]+\w|.{0,200}\binput\("
-    )
+    words = rf"(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b" if name else r"(?:def|class|import|from)[ \t]+\w|.{0,200}\binput\("
     return re.search(rf"^[ \t]*(?:{words})", text, re.MULTILINE)
 
 

@@ -17,7 +17,7 @@ from evalrig.errors import UsageError
 from evalrig.extraction import beside, called, opens
 from evalrig.types import Message, Sample
 
-COMPARE = """
+COMPARE = '''
 def _evalrig_same(got, wanted, atol):
     if isinstance(wanted, float) or isinstance(got, float):
         if isinstance(got, (int, float)) and isinstance(wanted, (int, float)):
@@ -34,7 +34,7 @@ def _evalrig_inputs(candidate, inputs, expected, atol):
     import copy
     for arguments, wanted in zip(inputs, expected):
         assert _evalrig_same(candidate(*copy.deepcopy(arguments)), wanted, atol), "input " + repr(arguments)[:200]
-"""
+'''
 """Of further inputs: a list is equal to a tuple, a float to what is within `atol` (1e-6 at least)."""
 SAID = "Answer with the whole program in one ```python block."
 
@@ -157,9 +157,7 @@ def _problem(line: bytes, where: str) -> Problem:
         raise UsageError(f"{where}: {error}; a line holds id, prompt, entry_point and tests") from error
     identity, prompt = asked.id or str(asked.task_id), asked.prompt or asked.text
     if not identity or not prompt.strip():
-        raise UsageError(
-            f"{where}: no {'prompt' if identity else 'id'}; a line holds id, prompt, entry_point and tests"
-        )
+        raise UsageError(f"{where}: no {'prompt' if identity else 'id'}; a line holds id, prompt, entry_point and tests")
     own = [tested.tests] if isinstance(tested.tests, str) else tested.tests
     lists = [*own, *tested.test_list, *tested.challenge_test_list]
     tests = "\n".join(each for each in (tested.test, *lists) if each.strip())

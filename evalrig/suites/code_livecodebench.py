@@ -85,7 +85,7 @@ class CodeLiveCodeBench(CodeSuite):
     def __init__(self, name: str, options: LiveCodeBenchOptions) -> None:
         super().__init__(name, options)
         self.options: LiveCodeBenchOptions = options
-        self._problems: dict[str, Problem] = {}
+        self.problems: dict[str, Problem] = {}
         where = f"suites.{name}.options"
         if options.prompting != "chat":
             raise UsageError(f"{where}.prompting: contest problems are asked in a conversation; set prompting: chat")
@@ -111,8 +111,8 @@ class CodeLiveCodeBench(CodeSuite):
     def samples(self) -> list[Sample]:
         """One a problem. `target`: the digest of its tests, which stay in the file."""
         where = f"suites.{self.name}.options"
-        self._problems = {each.id: each for each in problems_of(self._files(where), self._choice, where)}
-        return [_sample(problem) for problem in self._problems.values()]
+        self.problems = {each.id: each for each in problems_of(self._files(where), self._choice, where)}
+        return [_sample(problem) for problem in self.problems.values()]
 
     def _files(self, where: str) -> list[Path]:
         if self.options.hub:
@@ -126,9 +126,19 @@ class CodeLiveCodeBench(CodeSuite):
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Ask once, find the program, run it on the tests."""
         said, prompt_sha256 = await self.ask(engine, sample, epoch)
-        problem = self._problems[sample.id]
-        code = self.found(said, _name(problem.starter), problem.starter)
-        mark = None if code is None else await self._marked(code, problem)
+        problem = self.problems[sample.id]
+        name = _name(problem.starter)
+        code = self.found(said, name, problem.starter)
+        if code is None and said.finish == "length":
+            code = self.guess(said, name, problem.starter)
+            mark = None if code is None else await self._marked(code, problem)
+            if isinstance(mark, Mark) and not mark.passed:
+                code, mark = (
+                    None,
+                    None,
+                )  # what passes is solved, for the limit took nothing that counts; the rest is truncated
+        else:
+            mark = None if code is None else await self._marked(code, problem)
         return self.graded((said,), code, mark, prompt_sha256)
 
     async def _marked(self, code: str, problem: Problem) -> Mark | str:
