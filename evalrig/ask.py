@@ -36,5 +36,7 @@ async def ask(
     ids = await engine.tokenize(prompt)
     if route == "chat" and not isinstance(prompt, str):
         said = await engine.chat(Chat(messages=prompt), sampling)
-        return said, ids_sha256([*ids, said.prompt_tokens])  # the route applies the template itself: its count must agree
+        return said, ids_sha256(
+            [*ids, said.prompt_tokens]
+        )  # the route applies the template itself: its count must agree
     return await engine.generate(ids, sampling), ids_sha256(ids)

@@ -28,7 +28,7 @@ SCRIPT_STOPS = ("\nprint(", "\nassert ", "\nif __name__", '\n"""', "\n```")
 """End a program that is written below a docstring."""
 LONGEST = 50_000
 """Characters of a program that is parsed: a longer one is none."""
-MOST = 100
+MOST = 40
 """Blocks, or starts of a passage, that are looked at."""
 
 _LEFTOVER = re.compile(r"<\|(?:im_end|endoftext|end_of_text|eot_id|eom_id|end|user|observation)\|>|</s>(?=\s*\Z)")
@@ -60,8 +60,8 @@ def code_in(text: str, entry_point: str = "", cut: bool = False, thinking: bool 
     if rest is None:
         return None
     rest = rest[-4 * LONGEST :]
-    for blocks in (list(_fenced(rest)), list(_passages(rest[-LONGEST:]))):
-        shown = [block for block in blocks[-MOST:] if block.closed or not cut]
+    for blocks in (list(_blocks(rest)), list(_passages(rest[-LONGEST:]))):
+        shown = [block for block in blocks if block.closed or not cut]
         if (found := _chosen(shown, entry_point, stub)) is not None:
             return found
     return None if cut else _remainder(rest, entry_point, stub)
@@ -137,29 +137,35 @@ def _plain(text: str) -> str:
     return text[: leftover.start()] if leftover else text
 
 
-def _fenced(text: str) -> Iterator[_Block]:
-    """Fenced blocks, line by line; the last one may lack its fence."""
+def _blocks(text: str) -> Iterator[_Block]:
+    """The last fenced blocks; of one without an end that does not parse, the parts that do."""
+    for code, closed in list(_fenced(text))[-MOST:]:
+        block = _block(code, closed)
+        yield from (block,) if closed or block.tree is not None else _passages(code[:LONGEST])
+
+
+def _fenced(text: str) -> Iterator[tuple[str, bool]]:
+    """What stands between fences, line by line, and whether its fence was closed: the last one's may be forgotten."""
     fence, margin, lines = "", 0, list[str]()
     for line in text.split("\n"):
         mark = _FENCE.match(line) if "```" in line[:300] or "~~~" in line[:300] else None
         if mark and (not fence or (mark[1] == fence and line.strip() != fence)):
             if fence:
-                yield _block(_shifted(lines, margin), True)  # its own fence was forgotten
+                yield _shifted(lines, margin), True  # its own fence was forgotten
             fence, lines = mark[1] or mark[2], []
             margin = len(line) - len(line.lstrip())
         elif not fence:
             continue
         elif (bare := line.strip()).startswith(fence) and not bare.strip(fence[0]):
-            yield _block(_shifted(lines, margin), True)
+            yield _shifted(lines, margin), True
             fence = ""
         elif line.rstrip().endswith(fence) and fence not in line.strip()[:-3]:
-            yield _block(_shifted([*lines, line.rstrip()[: -len(fence)]], margin), True)
+            yield _shifted([*lines, line.rstrip()[: -len(fence)]], margin), True
             fence = ""
         else:
             lines.append(line)
     if fence:
-        block = _block(_shifted(lines, margin), False)
-        yield from _passages(block.text) if block.tree is None else (block,)
+        yield _shifted(lines, margin), False
 
 
 def _shifted(lines: Sequence[str], margin: int) -> str:
@@ -172,7 +178,7 @@ def _shifted(lines: Sequence[str], margin: int) -> str:
 
 
 def _block(text: str, closed: bool) -> _Block:
-    for form in (text, textwrap.dedent(text), text.expandtabs(4)):
+    for form in (text, textwrap.dedent(text), text.expandtabs(4), text.expandtabs(8)):
         if (tree := _parsed(form)) is not None:
             return _Block(text=form, tree=tree, closed=closed)
     return _Block(text=text, tree=None, closed=closed)
@@ -260,7 +266,11 @@ def _remainder(text: str, entry_point: str, stub: str) -> str | None:
 
 def _attempts(text: str, entry_point: str) -> re.Match[str] | None:
     name = re.escape(entry_point.partition(".")[0])
-    words = rf"(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b" if name else r"(?:def|class|import|from)[ \t]+\w|.{0,200}\binput\("
+    words = (
+        rf"(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b"
+        if name
+        else r"(?:def|class|import|from)[ \t]+\w|.{0,200}\binput\("
+    )
     return re.search(rf"^[ \t]*(?:{words})", text, re.MULTILINE)
 
 
@@ -349,6 +359,10 @@ def _margin(stub: str) -> str:
     return f"{own}    " if last.endswith(":") else own or "    "
 
 
+def _indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())].expandtabs(4)
+
+
 def _as_body(stub: str, text: str) -> str:
     """The stub with a text as the rest of its function; empty: the text is no body."""
     if not opens(stub) or len(text) > LONGEST:
@@ -376,8 +390,8 @@ def _body(stub: str, text: str, cut: bool) -> str | None:
     head = text.lstrip("\n")
     line = head.partition("\n")[0]
     margin = _margin(stub)
-    if stub.endswith("\n") and len(line) - len(line.lstrip()) < len(margin) and not _START.match(head):
-        text = margin + head.lstrip(" ")  # some tokenizers lose the blanks before the first word
+    if stub.endswith("\n") and len(_indentation(line)) < len(margin) and not _START.match(head):
+        text = margin + head.lstrip(" \t")  # some tokenizers lose the blanks before the first word
     ends = [found.start() for found in _BODY_END.finditer(text[:LONGEST]) if found.start() or stub.endswith("\n")]
     ends = ends[:_TRIES]
     if cut and not ends:

@@ -17,25 +17,31 @@ from evalrig.errors import UsageError
 from evalrig.extraction import beside, called, opens
 from evalrig.types import Message, Sample
 
-COMPARE = '''
-def _evalrig_same(got, wanted, atol):
-    if isinstance(wanted, float) or isinstance(got, float):
-        if isinstance(got, (int, float)) and isinstance(wanted, (int, float)):
-            return got == wanted or abs(got - wanted) <= max(atol, 1e-6) + 1e-9 * abs(wanted) or got != got and wanted != wanted
-        return False
+COMPARE = """
+def _same(got, wanted, atol):
     if isinstance(wanted, (list, tuple)) and isinstance(got, (list, tuple)):
-        return len(got) == len(wanted) and all(_evalrig_same(g, w, atol) for g, w in zip(got, wanted))
+        return len(got) == len(wanted) and all(_same(g, w, atol) for g, w in zip(got, wanted))
     if isinstance(wanted, dict) and isinstance(got, dict):
-        return got.keys() == wanted.keys() and all(_evalrig_same(got[key], wanted[key], atol) for key in wanted)
+        return got.keys() == wanted.keys() and all(_same(got[key], wanted[key], atol) for key in wanted)
+    if isinstance(wanted, (int, float)) and isinstance(got, (int, float)) and got != wanted:
+        near = atol or (1e-6 if isinstance(wanted, float) else 0)
+        return near > 0 and (abs(got - wanted) <= near + 1e-7 * abs(wanted) or (got != got and wanted != wanted))
     return got == wanted
 
 
-def _evalrig_inputs(candidate, inputs, expected, atol):
+def _expected(solution, entry_point, inputs):
+    import copy
+    program = {"__name__": "reference"}
+    exec(solution, program)
+    return [program[entry_point](*copy.deepcopy(arguments)) for arguments in inputs]
+
+
+def _further(candidate, inputs, expected, atol):
     import copy
     for arguments, wanted in zip(inputs, expected):
-        assert _evalrig_same(candidate(*copy.deepcopy(arguments)), wanted, atol), "input " + repr(arguments)[:200]
-'''
-"""Of further inputs: a list is equal to a tuple, a float to what is within `atol` (1e-6 at least)."""
+        assert _same(candidate(*copy.deepcopy(arguments)), wanted, atol), "input " + repr(arguments)[:200]
+"""
+"""Of further inputs: a list equals a tuple, a float what is within `atol` (1e-6 where that is 0). The solution is the file's own."""
 SAID = "Answer with the whole program in one ```python block."
 
 
@@ -157,25 +163,28 @@ def _problem(line: bytes, where: str) -> Problem:
         raise UsageError(f"{where}: {error}; a line holds id, prompt, entry_point and tests") from error
     identity, prompt = asked.id or str(asked.task_id), asked.prompt or asked.text
     if not identity or not prompt.strip():
-        raise UsageError(f"{where}: no {'prompt' if identity else 'id'}; a line holds id, prompt, entry_point and tests")
+        raise UsageError(
+            f"{where}: no {'prompt' if identity else 'id'}; a line holds id, prompt, entry_point and tests"
+        )
     own = [tested.tests] if isinstance(tested.tests, str) else tested.tests
     lists = [*own, *tested.test_list, *tested.challenge_test_list]
     tests = "\n".join(each for each in (tested.test, *lists) if each.strip())
     solution = _solution(prompt, tested)
     known = called(tests, solution)
     entry_point = asked.entry_point or (known[0] if known else "")
-    tests += _inputs(further, solution, entry_point, where)
+    tests += _inputs(further, tests, solution, entry_point, where)
     if not tests.strip():
         raise UsageError(f"{where}: no tests; give `tests`, `test`, `test_list`, or inputs with `canonical_solution`")
     shown = "\n".join(tested.test_list)
+    inside = not entry_point or (bool(tested.test_list) and len(known) > 1)
     return Problem(
         id=identity.replace("/", "-"),
         prompt=f"{prompt.strip()}\nIt must pass:\n{shown}" if shown and not opens(prompt) else prompt,
         entry_point=entry_point,
-        tests=tests,
+        tests=f"{tests}\ncheck({entry_point})\n" if inside and "def check(" in tests else tests,
         setup="\n".join(s for s in (tested.test_setup_code, _setup(prompt, entry_point)) if s.strip()),
         solution=solution,
-        inside=not entry_point or (bool(tested.test_list) and len(known) > 1),
+        inside=inside,
         tags=tuple(tag for tag in (asked.family, asked.level, *asked.tags) if tag),
         cluster=asked.cluster,
     )
@@ -192,7 +201,7 @@ def _setup(prompt: str, entry_point: str) -> str:
     return beside(prompt, entry_point) if opens(prompt) else ""
 
 
-def _inputs(further: _Further, solution: str, entry_point: str, where: str) -> str:
+def _inputs(further: _Further, tests: str, solution: str, entry_point: str, where: str) -> str:
     """Tests of further inputs: their outputs are given, or the reference solution's, which runs beside the tests."""
     inputs = [*further.base_input, *further.plus_input]
     if not inputs:
@@ -203,5 +212,12 @@ def _inputs(further: _Further, solution: str, entry_point: str, where: str) -> s
         raise UsageError(f"{where}: inputs without outputs; give `canonical_solution` or `expected`")
     if further.expected is not None and len(further.expected) != len(inputs):
         raise UsageError(f"{where}: {len(inputs)} inputs and {len(further.expected)} in `expected`; give one each")
-    names = f"_evalrig_inputs = {inputs!r}"
-    return names
+    begin = "\n\n_check = check" if "def check(" in tests else ""
+    outputs = (
+        f"_expected({solution!r}, {entry_point!r}, inputs)" if further.expected is None else repr(further.expected)
+    )
+    first = "    _check(candidate)\n" if begin else ""
+    return (
+        f"\n{COMPARE}{begin}\n\ndef check(candidate):\n{first}    inputs = {inputs!r}\n"
+        f"    _further(candidate, inputs, {outputs}, {further.atol!r})\n"
+    )
