@@ -28,8 +28,8 @@ from evalrig.types import Message, Sample, Trace
 RULES = ("tokens", "exact")
 FIRST, LARGEST = 4, 64
 """Tests of the first batch, and most of a later one: a wrong program is left early, a right one starts few sandboxes."""
-BATCH_BYTES = 4 << 20
-"""Most input of one batch, where it holds more than one test."""
+BATCH_BYTES, BATCH_SECONDS = 4 << 20, 300.0
+"""Most input and wanted output of a batch of several tests, and most time that it may take in all."""
 MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
     *("itertools", "functools", "operator", "io", "sys", "json", "builtins", "typing"),
@@ -151,9 +151,10 @@ class CodeLiveCodeBench(CodeSuite):
     async def run(self, code: str, problem: Problem) -> Mark:
         """A program on the tests of a problem, up to the first that it fails."""
         tests = await asyncio.to_thread(read_tests, problem)  # up to seconds of work
+        seconds = tests.seconds or self.options.wall_seconds
         began, at = time.monotonic(), 0
-        for batch in batches(tests.tests):
-            found = await self._outputs(code, tests, batch)
+        for batch in batches(tests.tests, seconds):
+            found = await self._outputs(code, tests.function, batch, seconds)
             for number, (test, output) in enumerate(zip(batch, found, strict=False), at + 1):
                 failure = output.failure or ("" if self._alike(output, test) else "wrong_answer")
                 if failure:
@@ -164,14 +165,12 @@ class CodeLiveCodeBench(CodeSuite):
             at += len(batch)
         return Mark(failure="", seconds=time.monotonic() - began)
 
-    async def _outputs(self, code: str, tests: Tests, batch: Sequence[Test]) -> list[Output]:
+    async def _outputs(self, code: str, function: str, batch: Sequence[Test], seconds: float) -> list[Output]:
         cases = [
             Case(stdin=test.given) if isinstance(test.given, str) else Case(arguments=test.given) for test in batch
         ]
-        seconds = tests.seconds or self.options.wall_seconds
-        return await outputs(
-            self.booth, with_imports(f"{PRELUDE}{code}"), cases, _entry_point(code, tests.function), seconds
-        )
+        program = with_imports(f"{PRELUDE}{code}")
+        return await outputs(self.booth, program, cases, _entry_point(code, function), seconds)
 
     def _alike(self, output: Output, test: Test) -> bool:
         tolerance = self.options.float_tolerance
@@ -180,20 +179,23 @@ class CodeLiveCodeBench(CodeSuite):
         return same_value(output.value, test.wanted, tolerance)
 
 
-def batches(tests: Sequence[Test]) -> Iterator[Sequence[Test]]:
-    """Growing slices of the tests, in order."""
-    at, most = 0, FIRST
+def batches(tests: Sequence[Test], seconds: float) -> Iterator[Sequence[Test]]:
+    """Growing slices of the tests, in order; each test may take so many seconds."""
+    largest = max(1, min(LARGEST, int(BATCH_SECONDS // seconds)))
+    at, most = 0, min(FIRST, largest)
     while at < len(tests):
         end, size = at, 0
         while end < min(len(tests), at + most) and (end == at or size + _bytes(tests[end]) <= BATCH_BYTES):
             size += _bytes(tests[end])
             end += 1
         yield tests[at:end]
-        at, most = end, min(2 * most, LARGEST)
+        at, most = end, min(2 * most, largest)
 
 
 def _bytes(test: Test) -> int:
-    return len(test.given if isinstance(test.given, str) else repr(test.given))
+    if isinstance(test.given, str):
+        return len(test.given) + len(test.wanted)
+    return len(repr(test.given)) + len(repr(test.wanted))
 
 
 def _entry_point(code: str, function: str) -> str:

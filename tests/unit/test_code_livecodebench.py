@@ -183,11 +183,15 @@ def test_what_is_said_of_a_hidden_test_does_not_hold_its_input(monkeypatch: pyte
 
 def test_batches_grow_keep_the_order_and_stay_small_in_bytes() -> None:
     tests = [Asked(given=str(n), wanted="", hidden=True) for n in range(300)]
-    cut = list(batches(tests))
+    cut = list(batches(tests, 1.0))
     assert [test for batch in cut for test in batch] == tests
     assert [len(batch) for batch in cut] == [4, 8, 16, 32, 64, 64, 64, 48]
     large = [Asked(given="x" * (BATCH_BYTES - 1), wanted="", hidden=True) for _ in range(3)]
-    assert [len(batch) for batch in batches(large)] == [1, 1, 1]
+    assert [len(batch) for batch in batches(large, 1.0)] == [1, 1, 1]
+    answers = [Asked(given="", wanted="x" * (BATCH_BYTES // 2), hidden=True) for _ in range(5)]
+    assert [len(batch) for batch in batches(answers, 1.0)] == [2, 2, 1]
+    assert max(len(batch) for batch in batches(tests, 20.0)) == 15
+    assert {len(batch) for batch in batches(tests, 600.0)} == {1}
 
 
 def test_the_prompt_holds_the_statement_and_no_test(tmp_path: Path) -> None:

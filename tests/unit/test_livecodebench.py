@@ -12,7 +12,7 @@ from toys.contest import HIDDEN, STDIN, packed, row, written, zipped
 from evalrig.errors import RunError, UsageError
 from evalrig.livecodebench import Choice, Problem, files_of, problems_of, read_tests
 
-METHOD = {
+METHOD: dict[str, Any] = {
     "starter_code": "class Solution:\n    def add(self, a: int, b: int) -> int:\n        ",
     "metadata": {"func_name": "add"},
     "public_test_cases": [{"input": "1\n[2]", "output": "3", "testtype": "functional"}],
