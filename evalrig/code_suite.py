@@ -1,5 +1,6 @@
 """What the coding suites share: how a problem is asked, how often, and how an answer becomes an attempt."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -8,7 +9,7 @@ from evalrig.engine import Capabilities, Engine, Sampling
 from evalrig.errors import UsageError
 from evalrig.extraction import code_in, continued, stops, with_imports
 from evalrig.proctor import Exam, Mark, mark
-from evalrig.sandbox import Booth, SandboxUnavailable
+from evalrig.sandbox import Booth
 from evalrig.suite import Attempt, Suite
 from evalrig.types import Completion, Message, Metric, Sample, State, Trajectory
 
@@ -45,7 +46,7 @@ class CodeSuite(Suite):
     family = "coding"
     runs_code = True
     failures = FAILURES
-    brief: ClassVar = {"max_tokens": 64}
+    brief: ClassVar[Mapping[str, int]] = {"max_tokens": 64}
     metrics: tuple[Metric, ...] = (Metric(name="pass@1", kind="binary", units="points", scale=100.0, of=SOLVED),)
     booth: Booth
 
@@ -102,7 +103,7 @@ class CodeSuite(Suite):
         return not self.code_options.thinking or "</think>" in text
 
     async def marked(self, exam: Exam) -> Mark | str:
-        """The exam of a program, with the standard imports before it; a text: why the sandbox could not hold it."""
+        """The exam of a program, with the standard imports before it; a text: why it could not be held."""
         ready = Exam(
             code=with_imports(exam.code),
             tests=exam.tests,
@@ -112,8 +113,8 @@ class CodeSuite(Suite):
         )
         try:
             return await mark(self.booth, ready)
-        except SandboxUnavailable as error:
-            return f"the sandbox failed: {error}"
+        except UsageError as error:  # of the sandbox, or of tests that are wrong themselves: neither is the model's
+            return f"not graded: {error}"
 
     def graded(
         self,

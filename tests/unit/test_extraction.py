@@ -5,7 +5,8 @@ import warnings
 
 import pytest
 
-from evalrig.extraction import LONGEST, beside, called, code_in, continued, opens, stops, with_imports
+from evalrig.extraction import beside, called, code_in, continued, opens, stops, with_imports
+from evalrig.passages import LONGEST
 
 STUB = 'from typing import List\n\n\ndef f(x: int) -> int:\n    """Add one.\n\n    >>> f(1)\n    2\n    """\n'
 """As HumanEval asks: a signature with a docstring."""
