@@ -1,5 +1,6 @@
 """What the coding suites share: how a problem is asked, and what an answer and its mark become. Nothing is run here."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,6 @@ def test_a_plain_prompt_is_continued_and_ends_at_the_margin(examiner: Examiner, 
 
 
 def test_a_later_turn_draws_with_a_seed_of_its_own(tmp_path: Path) -> None:
-    import asyncio
-
     asked, scribe = suite(tmp_path, temperature=0.8), Scribe(lambda _: GOOD)
     [sample] = asked.samples()
     said = (*sample.messages, Message(role="assistant", content="x"), Message(role="user", content="wrong"))
@@ -213,7 +212,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "why"), BAD)
 def test_options_out_of_range_are_one_line(options: dict[str, Any], why: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="^suites.code.options") as caught:
+    with pytest.raises(UsageError, match=r"^suites\.code\.options") as caught:
         suite(tmp_path, **options)
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)

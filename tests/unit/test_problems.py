@@ -143,7 +143,7 @@ def test_a_packed_file_is_read(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode() + b"\n\n"))
     assert [found.id for found in read(path, "here")] == ["HumanEval-0"]
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UsageError, match="here: cannot read .*; give a JSONL file of problems"):
+    with pytest.raises(UsageError, match=r"here: cannot read .*; give a JSONL file of problems"):
         read(path, "here")
 
 
@@ -179,7 +179,7 @@ def test_a_bad_file_is_one_line(name: str, tmp_path: Path) -> None:
 
 
 def test_no_file_and_an_id_given_twice(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="here: cannot read .*none.jsonl': No such file or directory; give a JSONL"):
+    with pytest.raises(UsageError, match=r"here: cannot read .*none.jsonl': No such file or directory; give a JSONL"):
         read(tmp_path / "none.jsonl", "here")
     with pytest.raises(UsageError, match="line 2: id 'HumanEval-0' occurs twice; rename one"):
         problems(tmp_path, HUMANEVAL, HUMANEVAL)
