@@ -1,6 +1,7 @@
 """What the coding suites share: how a problem is asked, how often, and how an answer becomes an attempt."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 from evalrig.ask import ask, own_seed, refuse_unfit
@@ -8,7 +9,7 @@ from evalrig.engine import Capabilities, Engine, Sampling
 from evalrig.errors import UsageError
 from evalrig.extraction import code_in, continued, stops, with_imports
 from evalrig.proctor import Exam, Mark, mark
-from evalrig.sandbox import Booth, SandboxUnavailable
+from evalrig.sandbox import Booth
 from evalrig.suite import Attempt, Suite
 from evalrig.types import Completion, Message, Metric, Sample, State, Trajectory
 
@@ -45,7 +46,7 @@ class CodeSuite(Suite):
     family = "coding"
     runs_code = True
     failures = FAILURES
-    brief: ClassVar = {"max_tokens": 64}
+    brief: ClassVar[Mapping[str, int]] = {"max_tokens": 64}
     metrics: tuple[Metric, ...] = (Metric(name="pass@1", kind="binary", units="points", scale=100.0, of=SOLVED),)
     booth: Booth
 
@@ -102,18 +103,11 @@ class CodeSuite(Suite):
         return not self.code_options.thinking or "</think>" in text
 
     async def marked(self, exam: Exam) -> Mark | str:
-        """The exam of a program, with the standard imports before it; a text: why the sandbox could not hold it."""
-        ready = Exam(
-            code=with_imports(exam.code),
-            tests=exam.tests,
-            entry_point=exam.entry_point,
-            setup=exam.setup,
-            wall_seconds=exam.wall_seconds,
-        )
+        """The exam of a program, with the standard imports before it; a text: why it could not be held."""
         try:
-            return await mark(self.booth, ready)
-        except SandboxUnavailable as error:
-            return f"the sandbox failed: {error}"
+            return await mark(self.booth, replace(exam, code=with_imports(exam.code)))
+        except UsageError as error:  # of the sandbox, or of tests that are wrong themselves: neither is the model's
+            return f"not graded: {error}"
 
     def graded(
         self,
@@ -146,13 +140,12 @@ def _nothing(turns: tuple[Completion, ...]) -> str:
 
 def metrics(pass_at: list[int]) -> tuple[Metric, ...]:
     """pass@1, and for each further k the chance that any, and that all, of k answers are right."""
-    repeated = [
-        Metric(name=f"pass{sign}{k}", kind="binary", units="points", scale=100.0, of=SOLVED, over=over, k=k)
-        for k in sorted(set(pass_at))
-        if k > 1
-        for sign, over in (("@", "any"), ("^", "all"))
-    ]
-    return (*CodeSuite.metrics, *repeated)
+    return (*CodeSuite.metrics, *(metric for k in sorted(set(pass_at)) if k > 1 for metric in _repeated(k)))
+
+
+def _repeated(k: int) -> tuple[Metric, Metric]:
+    first = Metric(name=f"pass@{k}", kind="binary", units="points", scale=100.0, of=SOLVED, over="any", k=k)
+    return first, replace(first, name=f"pass^{k}", over="all")
 
 
 def _refuse_unfit(where: str, options: CodeOptions) -> None:

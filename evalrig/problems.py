@@ -158,7 +158,8 @@ def _words(problem: Problem, stub: str) -> str:
 
 def _problem(line: bytes, where: str) -> Problem:
     try:
-        asked, tested, further = (msgspec.json.decode(line, type=kind) for kind in (_Asked, _Tested, _Further))
+        asked, tested = msgspec.json.decode(line, type=_Asked), msgspec.json.decode(line, type=_Tested)
+        further = msgspec.json.decode(line, type=_Further)
     except msgspec.MsgspecError as error:
         raise UsageError(f"{where}: {error}; a line holds id, prompt, entry_point and tests") from error
     identity, prompt = asked.id or str(asked.task_id), asked.prompt or asked.text
