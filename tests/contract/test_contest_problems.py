@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from toys.contest import packed, row, written
 from toys.engine import Toy, ToyOptions
+from toys.runs import carry_out, run_file
 
 from evalrig import fetch
 from evalrig.engine import Launch
@@ -17,7 +18,7 @@ from evalrig.sandbox import Booth
 from evalrig.sandboxes.bwrap import Bwrap
 from evalrig.suite import Attempt
 from evalrig.suites.code_livecodebench import CodeLiveCodeBench, LiveCodeBenchOptions
-from evalrig.types import Completion, State, Variant
+from evalrig.types import CheckOutcome, Completion, State, Variant
 
 SOLUTIONS: list[dict[str, Any]] = [
     json.loads(line)
@@ -114,7 +115,7 @@ def test_the_limit_is_one_of_each_test_and_a_problem_can_have_its_own(booth: Boo
     ],
 )
 def test_a_program_that_does_not_answer_is_not_solved(code: str, booth: Booth) -> None:
-    assert marked(suite(booth), "loop-walk", code).failure in ("wrong_answer", "crash", "timeout")
+    assert marked(suite(booth, wall_seconds=2.0), "loop-walk", code).failure in ("wrong_answer", "crash", "timeout")
 
 
 def test_a_value_that_claims_to_equal_everything_equals_nothing(booth: Booth) -> None:
@@ -134,3 +135,25 @@ def test_names_of_the_standard_library_need_no_import(booth: Booth) -> None:
     )
     found = marked(suite(booth), "rain-days", code)
     assert found.passed, found.detail
+
+
+def test_a_whole_run_tells_a_variant_that_forgot_from_one_that_did_not(tmp_path: Path) -> None:
+    path = run_file(
+        tmp_path,
+        {"same": {"noise": 0.01}, "forgetful": {"noise": 0.01, "forgets": 9}},
+        engine={"kind": "toys.solver"},
+        suites={"livecodebench": {"kind": "code_livecodebench", "options": {"wall_seconds": 4.0}}},
+        gates={"solved": {"kind": "noninferior", "suite": "livecodebench", "metric": "pass@1", "margin": 0.03}},
+    )
+    finished = carry_out(path)
+    assert not finished.stopped
+    solved = {
+        variant: sum(record.scores["solved"] for record in finished.folder.records(variant, "livecodebench"))
+        for variant in ("reference", "same", "forgetful")
+    }
+    assert solved == {"reference": 14.0, "same": 14.0, "forgetful": 5.0}
+    [check] = finished.verdict.candidates["forgetful"].checks
+    assert (check.outcome, check.estimate is not None) == (CheckOutcome.FAILED, True)
+    asked = (finished.folder.path / "samples" / "livecodebench.jsonl").read_text()
+    assert "bridge-queue" in asked
+    assert len(asked) < 30_000, "hidden tests stay out of the run folder"
