@@ -142,7 +142,7 @@ def test_a_whole_run_tells_a_variant_that_forgot_from_one_that_did_not(tmp_path:
         tmp_path,
         {"same": {"noise": 0.01}, "forgetful": {"noise": 0.01, "forgets": 9}},
         engine={"kind": "toys.solver"},
-        suites={"livecodebench": {"kind": "code_livecodebench", "options": {"wall_seconds": 4.0}}},
+        suites={"livecodebench": {"kind": "code_livecodebench", "again": 1.0, "options": {"wall_seconds": 4.0}}},
         gates={"solved": {"kind": "noninferior", "suite": "livecodebench", "metric": "pass@1", "margin": 0.03}},
     )
     finished = carry_out(path)
