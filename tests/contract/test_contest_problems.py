@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from toys.engine import Toy, ToyOptions
 from toys.runs import carry_out, run_file
 
 from evalrig import fetch
-from evalrig.engine import Launch
+from evalrig.engine import Launch, Sampling
 from evalrig.proctor import Mark
 from evalrig.sandbox import Booth
 from evalrig.sandboxes.bwrap import Bwrap
@@ -39,7 +39,7 @@ class Says(Toy):
         super().__init__(variant, ToyOptions(), Launch(log=Path(), start_seconds=1, request_seconds=1))
         self.text = text
 
-    async def generate(self, *_: object) -> Completion:
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         return Completion(text=self.text, finish="stop")
 
 
