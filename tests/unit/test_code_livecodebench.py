@@ -285,11 +285,17 @@ def test_a_hub_gives_the_files_of_the_release_at_the_pinned_revision(
     assert asked == [f"hf://datasets/{PINNED}/{name}.jsonl" for name in ("test", "test2", "test3")]
 
 
-def test_a_hub_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+class Unreachable(Exception):
+    """What some HTTP client raises: neither OSError nor one that evalrig knows."""
+
+
+@pytest.mark.parametrize("raised", [FileNotFoundError("404\nno such revision"), Unreachable("404 no such revision")])
+def test_a_hub_that_fails_is_one_line(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(urls: list[str]) -> list[str]:
-        raise FileNotFoundError("404\nno such revision")
+        raise raised
 
     in_place_of_datasets(monkeypatch, download)
     with pytest.raises(UsageError) as caught:
         suite(hub=PINNED).samples()
-    assert "could not be downloaded (FileNotFoundError: 404 no such revision); give the files with" in str(caught.value)
+    said = f"could not be downloaded ({type(raised).__name__}: 404 no such revision); give the files with `path`"
+    assert str(caught.value) == f"suites.lcb.options.hub: {PINNED} {said}"
