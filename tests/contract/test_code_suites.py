@@ -74,6 +74,7 @@ def test_canonical_solutions_of_humaneval_pass_as_answers(booth: Booth, problems
     assert solved(found) == len(found) == 164
 
 
+@pytest.mark.slow
 def test_canonical_bodies_of_humaneval_pass_as_answers(booth: Booth, problems: list[Problem]) -> None:
     """What a chat model may answer when it was asked to complete."""
     says = {p.prompt: f"```python\n{p.solution.removeprefix(p.prompt)}```" for p in problems}
@@ -83,7 +84,8 @@ def test_canonical_bodies_of_humaneval_pass_as_answers(booth: Booth, problems: l
 
 
 @pytest.mark.parametrize(
-    ("prompting", "body"), [("base", "    pass\n"), ("chat", "    pass\n"), ("base", ""), ("chat", "")]
+    ("prompting", "body"),
+    [("base", "    pass\n"), pytest.param("chat", "    pass\n", marks=pytest.mark.slow), ("base", ""), ("chat", "")],
 )
 def test_empty_bodies_of_humaneval_fail(prompting: str, body: str, booth: Booth, problems: list[Problem]) -> None:
     whole = prompting == "chat" and body
