@@ -17,7 +17,6 @@ from evalrig.code_suite import CodeOptions, CodeSuite
 from evalrig.content import content_dir
 from evalrig.engine import Engine
 from evalrig.errors import UsageError, one_line
-from evalrig.extraction import with_imports
 from evalrig.livecodebench import Choice, Problem, Test, Tests, files_of, problems_of, read_tests
 from evalrig.outputs_alike import Rule, same_text, same_value
 from evalrig.proctor import Case, Mark, Output, outputs
@@ -169,8 +168,7 @@ class CodeLiveCodeBench(CodeSuite):
         cases = [
             Case(stdin=test.given) if isinstance(test.given, str) else Case(arguments=test.given) for test in batch
         ]
-        program = with_imports(f"{PRELUDE}{code}")
-        return await outputs(self.booth, program, cases, _entry_point(code, function), seconds)
+        return await outputs(self.booth, prepared(code), cases, _entry_point(code, function), seconds)
 
     def _alike(self, output: Output, test: Test) -> bool:
         tolerance = self.options.float_tolerance
@@ -196,6 +194,14 @@ def _bytes(test: Test) -> int:
     if isinstance(test.given, str):
         return len(test.given) + len(test.wanted)
     return len(repr(test.given)) + len(repr(test.wanted))
+
+
+def prepared(code: str) -> str:
+    """The program with the imports before it; its `from __future__` lines stay first."""
+    lines = code.split("\n")
+    future = [line for line in lines if line.startswith("from __future__ import ")]
+    rest = [line for line in lines if not line.startswith("from __future__ import ")]
+    return "\n".join([*future, PRELUDE, *rest])
 
 
 def _entry_point(code: str, function: str) -> str:

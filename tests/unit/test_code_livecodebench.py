@@ -18,7 +18,7 @@ from evalrig.proctor import Case, Output
 from evalrig.sandbox import Booth, SandboxUnavailable
 from evalrig.suite import Attempt
 from evalrig.suites import code_livecodebench
-from evalrig.suites.code_livecodebench import BATCH_BYTES, CodeLiveCodeBench, LiveCodeBenchOptions, batches
+from evalrig.suites.code_livecodebench import BATCH_BYTES, CodeLiveCodeBench, LiveCodeBenchOptions, batches, prepared
 from evalrig.types import Completion, State, Variant
 
 PROGRAM = "Here it is.\n```python\nprint(sum(map(int, input().split())))\n```\n"
@@ -299,3 +299,15 @@ def test_a_hub_that_fails_is_one_line(raised: Exception, monkeypatch: pytest.Mon
         suite(hub=PINNED).samples()
     said = f"could not be downloaded ({type(raised).__name__}: 404 no such revision); give the files with `path`"
     assert str(caught.value) == f"suites.lcb.options.hub: {PINNED} {said}"
+
+
+@pytest.mark.parametrize(
+    "code", ["x = 1\n", "from __future__ import annotations\nx = 1\n", "\n# a\nfrom __future__ import annotations\n"]
+)
+def test_imports_stand_before_a_program_and_behind_its_future_ones(code: str) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(prepared(code), "program", "exec", dont_inherit=True), names)
+    assert names["Counter"]
+    assert names["List"]
+    assert names["pow"] is pow, "the usual names stay what they are"
+    assert names["datetime"].datetime, "the module, as its name says"
