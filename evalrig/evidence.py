@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from evalrig.analysis.repeated import chance_of_all, chance_of_any
 from evalrig.distance import Audited, Joined, audited
 from evalrig.gate import Distances, Evidence, Pairs
 from evalrig.plan import Plan, SuitePlan
@@ -118,23 +119,30 @@ class Gathered:
         """Reference and `arm` on the planned samples `ids`, paired by id: a row lost in one arm moves no other."""
         ordered = tuple(sorted(ids))
         of = self.samples[suite.name]
+        ours, theirs = (self._scores(name, suite, metric, ordered) for name in (REFERENCE, arm))
+        ungraded = self._ungraded(REFERENCE, suite) | self._ungraded(arm, suite)
+        lost = np.array([name in ungraded for name in ordered], np.bool_)
         return Pairs(
             metric=metric,
             samples=ordered,
             clusters=np.array([of[name].cluster or name for name in ordered], dtype=np.str_),
-            reference=self._scores(REFERENCE, suite, metric, ordered),
-            candidate=self._scores(arm, suite, metric, ordered),
+            reference=np.where(lost, np.nan, ours),
+            candidate=np.where(lost, np.nan, theirs),
         )
 
+    def _ungraded(self, arm: str, suite: SuitePlan) -> set[str]:
+        """Samples on which the grader failed: that says nothing of the arm, so they are missing in both."""
+        return {record.sample for record in self.records[arm, suite.name] if record.state is State.UNSCORED}
+
     def _scores(self, arm: str, suite: SuitePlan, metric: Metric, ids: Sequence[str]) -> NDArray[np.float64]:
-        """Mean over epochs by sample; NaN where any epoch is missing, so that an arm cannot drop its bad ones."""
+        """One number a sample of its epochs; NaN where any epoch is missing, so that an arm cannot drop its bad ones."""
         found: dict[str, dict[int, float]] = {}
         for record in self.records[arm, suite.name]:
             value = _score(record, metric)
             if value is not None:
                 found.setdefault(record.sample, {})[record.epoch] = value
         whole = {name: epochs for name, epochs in found.items() if len(epochs) == suite.epochs}
-        return np.array([np.mean(list(whole[name].values())) if name in whole else np.nan for name in ids], np.float64)
+        return np.array([_reduced(list(whole[name].values()), metric) if name in whole else np.nan for name in ids])
 
     def joined(self, suite: SuitePlan, arm: str) -> Iterator[Joined]:
         """Attempt by attempt, what both arms gave the same stream; unlike streams are a validity finding."""
@@ -209,7 +217,14 @@ def _has_distance(suite: SuitePlan) -> bool:
     return any(metric.kind == "distance" for metric in suite.metrics)
 
 
+def _reduced(epochs: Sequence[float], metric: Metric) -> float:
+    if metric.over == "mean":
+        return float(np.mean(epochs))
+    chance = chance_of_any if metric.over == "any" else chance_of_all
+    return chance(round(sum(epochs)), len(epochs), metric.k)
+
+
 def _score(record: Record, metric: Metric) -> float | None:
     if record.state is State.SCORED:
-        return record.scores.get(metric.name)
+        return record.scores.get(metric.score)
     return 0.0 if record.state in ZERO_STATES and metric.kind == "binary" else None
