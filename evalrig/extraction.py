@@ -254,6 +254,8 @@ def _returns(node: ast.AST) -> bool:
 
 def _body(stub: str, text: str, cut: bool) -> str | None:
     """The stub with the text up to the first line at the margin before which all of it parses."""
+    if text.startswith("\n") or stub.endswith(('"', "'")):  # nothing can follow a docstring on its line
+        stub, text = f"{stub.rstrip()}\n", text.removeprefix("\n")
     head = text.lstrip("\n")
     line = head.partition("\n")[0]
     margin = _margin(stub)

@@ -129,7 +129,7 @@ def read(path: Path, where: str) -> list[Problem]:
 
 def sample_of(problem: Problem, prompting: str) -> Sample:
     """The sample that asks a problem: `base` continues its text, `chat` puts it into words."""
-    stub = problem.prompt if opens(problem.prompt) else ""
+    stub = problem.prompt.rstrip() if opens(problem.prompt) else ""  # a model writes the line's end with what follows
     key = Key(
         entry_point=problem.entry_point, tests=problem.tests, setup=problem.setup, stub=stub, inside=problem.inside
     )
@@ -151,7 +151,7 @@ def key_of(sample: Sample) -> Key:
 
 def _words(problem: Problem, stub: str) -> str:
     if stub:
-        return f"Complete this Python function. {SAID}\n\n```python\n{stub.rstrip()}\n```"
+        return f"Complete this Python function. {SAID}\n\n```python\n{stub}\n```"
     name = f" Name the function `{problem.entry_point}`." if problem.entry_point else ""
     return f"{problem.prompt.strip()}\n\nWrite it in Python.{name} {SAID}"
 

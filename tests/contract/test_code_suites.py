@@ -12,10 +12,12 @@ from toys.scribe import Scribe
 
 from evalrig import fetch
 from evalrig.code_suite import SOLVED, CodeSuite
+from evalrig.content import content_dir
 from evalrig.plugins import find, make
 from evalrig.problems import Problem, read
 from evalrig.sandbox import Booth, Sandbox, probe
 from evalrig.suite import Attempt
+from evalrig.suites.code_basics import CodeBasics, CodeBasicsOptions
 from evalrig.suites.code_humaneval import HumanEval, HumanEvalOptions
 from evalrig.suites.code_jsonl import CodeJsonl, CodeJsonlOptions
 from evalrig.types import State
@@ -95,6 +97,22 @@ def test_empty_bodies_of_humaneval_fail(prompting: str, body: str, booth: Booth,
     failures = Counter(attempt.trajectory.failure for attempt in found.values())
     assert failures.total() == 164
     assert failures.keys() <= ({"wrong_answer", "crash"} if body else {"no_code"})
+
+
+BASICS = content_dir("suites") / "coding_basics" / "problems.jsonl"
+
+
+@pytest.mark.parametrize("prompting", ["base", pytest.param("chat", marks=pytest.mark.slow)])
+def test_our_own_solutions_pass_and_our_wrong_ones_fail(prompting: str, booth: Booth) -> None:
+    rows = [json.loads(line) for line in BASICS.read_text("utf-8").splitlines()]
+    suite = CodeBasics("coding_basics", CodeBasicsOptions(prompting=prompting))
+    for right in (True, False):
+        bodies = [row["canonical_solution"] if right else row["wrong_solutions"][0] for row in rows]
+        ends = [f"{body}\n\nprint('more')" if prompting == "base" else f"```python\n{body}\n```" for body in bodies]
+        found = all_attempts(suite, booth, {row["prompt"]: end for row, end in zip(rows, ends, strict=True)})
+        unlike = {name: a.trajectory.failure for name, a in found.items() if a.scores[SOLVED] != right}
+        assert unlike == {}
+        assert len(found) == len(rows)
 
 
 ROWS: dict[str, dict[str, Any]] = {

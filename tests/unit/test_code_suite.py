@@ -153,7 +153,7 @@ def test_what_is_asked_in_a_conversation(examiner: Examiner, tmp_path: Path) -> 
 def test_a_plain_prompt_is_continued_and_ends_at_the_margin(examiner: Examiner, tmp_path: Path) -> None:
     asked, scribe = suite(tmp_path, prompting="base"), Scribe(lambda _: "    return x + 1\n\n\nprint(f(1))")
     found = written(asked, asked.samples()[0], scribe)
-    assert scribe.asked == [tokens(PROMPT)]
+    assert scribe.asked == [tokens(PROMPT.rstrip())]
     assert scribe.sampled[0].stop == BODY_STOPS
     assert found.trajectory.answer == f"{PROMPT}    return x + 1\n"
     assert found.scores == {SOLVED: 1.0}
@@ -264,7 +264,7 @@ def test_the_basics_are_continued_and_can_be_narrowed_to_a_tag(tmp_path: Path, m
     asked = basics(tmp_path, monkeypatch)
     assert isinstance(asked.options, CodeOptions)
     first, second = asked.samples()
-    assert (first.prompt, first.messages, first.tags) == (PROMPT, (), ("sums", "easy"))
+    assert (first.prompt, first.messages, first.tags) == (PROMPT.rstrip(), (), ("sums", "easy"))
     assert (second.tags, second.cluster) == (("lists", "easy", "demo"), "c")
     asked.options.tag = "demo"
     assert asked.samples() == [second]

@@ -179,6 +179,9 @@ def test_a_continuation_is(name: str) -> None:
     code = continued(STUB, CONTINUED[name], "f")
     assert code is not None
     assert run(code.replace("print(1 / 0)", "")) == 2
+    bare = continued(STUB.rstrip(), CONTINUED[name], "f")
+    assert bare is not None
+    assert run(bare.replace("print(1 / 0)", "")) == 2, "also below a prompt without its last line end"
     if "whole" not in name:
         assert code.startswith(STUB)
         assert "1 / 0" not in code

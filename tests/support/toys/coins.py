@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from evalrig.code_suite import metrics
+from evalrig.code_suite import metrics as of
 from evalrig.engine import Engine
 from evalrig.suite import Attempt, Suite
 from evalrig.types import Completion, Metric, Sample, State, Trace, Trajectory
@@ -24,12 +24,12 @@ class Coins(Suite):
 
     Options = CoinsOptions
     family = "luck"
-    metrics: tuple[Metric, ...] = metrics([1])
+    metrics: tuple[Metric, ...] = of([1])
 
     def __init__(self, name: str, options: CoinsOptions) -> None:
         super().__init__(name, options)
         self.options: CoinsOptions = options
-        self.metrics = metrics([1, options.k])
+        self.metrics = of([1, options.k])
 
     def samples(self) -> list[Sample]:
         return [Sample(id=f"toss-{number:02d}", prompt=f"toss {number}") for number in range(40)]
