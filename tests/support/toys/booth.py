@@ -91,11 +91,11 @@ class Weak(Sandbox):
             bwrap --unshare-all --unshare-user --disable-userns --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent
             --new-session --clearenv --setenv LANG C.UTF-8 --setenv HOME /work --ro-bind /usr /usr --proc /proc --dev /dev
             --size {size} --tmpfs /dev/shm --remount-ro /dev --size {size} --perms 0700 --tmpfs /work --symlink work /tmp
-            --ro-bind-data {text} /main.py --chdir /work --remount-ro /
+            --ro-bind-data {text} /main.py --chdir /work
         """
         limited = [f"--{name}={value}:{value}" for name, value in limit.items()]
         python = ["/usr/bin/python3", "-I", "-S", "/main.py"]
-        return [*walls.split(), *links, "--", "/usr/bin/prlimit", *limited, "--", *python]
+        return [*walls.split(), *links, "--remount-ro", "/", "--", "/usr/bin/prlimit", *limited, "--", *python]
 
 
 def memory(content: bytes) -> int:
