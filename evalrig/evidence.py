@@ -1,7 +1,8 @@
 """From records to what gates judge: pairs by sample id, and distances token by token. Reads the run folder, nothing else."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from evalrig.types import AGAIN, REFERENCE, RESCORED, Metric, Record, State
 
 ZERO_STATES = (State.REFUSED, State.TRUNCATED)
 """Model behaviour: score 0, in the denominator."""
+Valued: TypeAlias = Callable[[Record], float | None]
+"""What one attempt counts for; None: it is missing."""
 
 
 class Gathered:
@@ -82,6 +85,11 @@ class Gathered:
             floors=self.floors,
             growths={name: growth for name, growth in growths.items() if growth is not None},
             responses={suite.name: self.reading(suite, candidate).responses for suite in traced},
+            failures={
+                (suite.name, word): self.failing(suite, word, candidate, suite.samples)
+                for suite in self.plan.suites
+                for word in suite.failures
+            },
         )
 
     def texts(self, suite: SuitePlan) -> Texts:
@@ -116,21 +124,29 @@ class Gathered:
 
     def pairs(self, suite: SuitePlan, metric: Metric, arm: str, ids: Sequence[str]) -> Pairs:
         """Reference and `arm` on the planned samples `ids`, paired by id: a row lost in one arm moves no other."""
+        return self._paired(suite, metric, arm, ids, lambda record: _score(record, metric))
+
+    def failing(self, suite: SuitePlan, word: str, arm: str, ids: Sequence[str]) -> Pairs:
+        """As `pairs`, with the share of a sample's attempts that failed in one way in place of a score: less is better."""
+        failure = Metric(name=word, kind="binary", units="points", scale=100.0)
+        return self._paired(suite, failure, arm, ids, lambda record: _failed_so(record, word))
+
+    def _paired(self, suite: SuitePlan, metric: Metric, arm: str, ids: Sequence[str], value_of: Valued) -> Pairs:
         ordered = tuple(sorted(ids))
         of = self.samples[suite.name]
         return Pairs(
             metric=metric,
             samples=ordered,
             clusters=np.array([of[name].cluster or name for name in ordered], dtype=np.str_),
-            reference=self._scores(REFERENCE, suite, metric, ordered),
-            candidate=self._scores(arm, suite, metric, ordered),
+            reference=self._values(REFERENCE, suite, value_of, ordered),
+            candidate=self._values(arm, suite, value_of, ordered),
         )
 
-    def _scores(self, arm: str, suite: SuitePlan, metric: Metric, ids: Sequence[str]) -> NDArray[np.float64]:
+    def _values(self, arm: str, suite: SuitePlan, value_of: Valued, ids: Sequence[str]) -> NDArray[np.float64]:
         """Mean over epochs by sample; NaN where any epoch is missing, so that an arm cannot drop its bad ones."""
         found: dict[str, dict[int, float]] = {}
         for record in self.records[arm, suite.name]:
-            value = _score(record, metric)
+            value = value_of(record)
             if value is not None:
                 found.setdefault(record.sample, {})[record.epoch] = value
         whole = {name: epochs for name, epochs in found.items() if len(epochs) == suite.epochs}
@@ -213,3 +229,15 @@ def _score(record: Record, metric: Metric) -> float | None:
     if record.state is State.SCORED:
         return record.scores.get(metric.name)
     return 0.0 if record.state in ZERO_STATES and metric.kind == "binary" else None
+
+
+def failure_of(record: Record) -> str | None:
+    """How an attempt failed; empty: it did not; None: it is missing. What a limit cut or the model declined failed by that."""
+    if record.state is State.SCORED:
+        return record.trajectory.failure
+    return record.trajectory.failure or record.state.value if record.state in ZERO_STATES else None
+
+
+def _failed_so(record: Record, word: str) -> float | None:
+    failure = failure_of(record)
+    return None if failure is None else float(failure == word)
