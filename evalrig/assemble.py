@@ -147,7 +147,13 @@ def _where_of(name: str, role: Role) -> str:
 def _suite(name: str, config: RunConfig) -> Suite:
     chosen = config.suites[name]
     kind = find("suites", chosen.kind, Suite, f"suites.{name}.kind")
-    return make(kind, name, options(chosen.options, kind.Options, f"suites.{name}.options"))
+    suite = make(kind, name, options(chosen.options, kind.Options, f"suites.{name}.options"))
+    most = max((metric.k for metric in suite.metrics), default=1)
+    if most > chosen.epochs:
+        raise UsageError(
+            f"suites.{name}.options.pass_at: {most} needs epochs >= {most}; raise suites.{name}.epochs or lower pass_at"
+        )
+    return suite
 
 
 def _gates_fit(config: RunConfig, suites: Mapping[str, Suite]) -> None:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from evalrig.analysis.repeated import chance_of_all, chance_of_any
 from evalrig.distance import Audited, Joined, audited
 from evalrig.gate import Distances, Evidence, Pairs
 from evalrig.plan import Plan, SuitePlan
@@ -134,23 +135,32 @@ class Gathered:
     def _paired(self, suite: SuitePlan, metric: Metric, arm: str, ids: Sequence[str], value_of: Valued) -> Pairs:
         ordered = tuple(sorted(ids))
         of = self.samples[suite.name]
+        ours, theirs = (self._values(name, suite, metric, value_of, ordered) for name in (REFERENCE, arm))
+        ungraded = self._ungraded(REFERENCE, suite) | self._ungraded(arm, suite)
+        lost = np.array([name in ungraded for name in ordered], np.bool_)
         return Pairs(
             metric=metric,
             samples=ordered,
             clusters=np.array([of[name].cluster or name for name in ordered], dtype=np.str_),
-            reference=self._values(REFERENCE, suite, value_of, ordered),
-            candidate=self._values(arm, suite, value_of, ordered),
+            reference=np.where(lost, np.nan, ours),
+            candidate=np.where(lost, np.nan, theirs),
         )
 
-    def _values(self, arm: str, suite: SuitePlan, value_of: Valued, ids: Sequence[str]) -> NDArray[np.float64]:
-        """Mean over epochs by sample; NaN where any epoch is missing, so that an arm cannot drop its bad ones."""
+    def _ungraded(self, arm: str, suite: SuitePlan) -> set[str]:
+        """Samples on which the grader failed: that says nothing of the arm, so they are missing in both."""
+        return {record.sample for record in self.records[arm, suite.name] if record.state is State.UNSCORED}
+
+    def _values(
+        self, arm: str, suite: SuitePlan, metric: Metric, value_of: Valued, ids: Sequence[str]
+    ) -> NDArray[np.float64]:
+        """One number a sample of its epochs; NaN where any epoch is missing, so that an arm cannot drop its bad ones."""
         found: dict[str, dict[int, float]] = {}
         for record in self.records[arm, suite.name]:
             value = value_of(record)
             if value is not None:
                 found.setdefault(record.sample, {})[record.epoch] = value
         whole = {name: epochs for name, epochs in found.items() if len(epochs) == suite.epochs}
-        return np.array([np.mean(list(whole[name].values())) if name in whole else np.nan for name in ids], np.float64)
+        return np.array([_reduced(list(whole[name].values()), metric) if name in whole else np.nan for name in ids])
 
     def joined(self, suite: SuitePlan, arm: str) -> Iterator[Joined]:
         """Attempt by attempt, what both arms gave the same stream; unlike streams are a validity finding."""
@@ -225,9 +235,16 @@ def _has_distance(suite: SuitePlan) -> bool:
     return any(metric.kind == "distance" for metric in suite.metrics)
 
 
+def _reduced(epochs: Sequence[float], metric: Metric) -> float:
+    if metric.over == "mean":
+        return float(np.mean(epochs))
+    chance = chance_of_any if metric.over == "any" else chance_of_all
+    return chance(round(sum(epochs)), len(epochs), metric.k)
+
+
 def _score(record: Record, metric: Metric) -> float | None:
     if record.state is State.SCORED:
-        return record.scores.get(metric.name)
+        return record.scores.get(metric.score)
     return 0.0 if record.state in ZERO_STATES and metric.kind == "binary" else None
 
 

@@ -73,7 +73,8 @@ def rehearsed(config: RunConfig, rig: Rig, path: Path) -> RunConfig:
 def _cut(config: RunConfig, name: str, suite: Suite, whole: int) -> tuple[SuiteConfig, str]:
     """A suite with few samples and short answers; every other option as it is."""
     own = config.suites[name]
-    samples, epochs = min(config.rehearsal.samples, whole), min(own.epochs, EPOCHS)
+    samples, drawn = min(config.rehearsal.samples, whole), max((metric.k for metric in suite.metrics), default=1)
+    epochs = min(own.epochs, max(EPOCHS, drawn))
     shorter = {key: most for key, most in suite.brief.items() if getattr(suite.options, key) > most}
     words = [f"{samples} of {whole} samples", *(f"{key} {most}" for key, most in shorter.items())]
     if epochs < own.epochs:

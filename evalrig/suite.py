@@ -43,7 +43,9 @@ def sound(attempt: Attempt, suite: "Suite") -> Attempt:
     if word and word not in suite.failures:
         raise UsageError(f"suites.{suite.name}: a failure {word!r}, not among its `failures`; name it there")
     for metric in suite.metrics:
-        score = attempt.scores.get(metric.name, 0.0)
+        score = attempt.scores.get(metric.score, 0.0)
+        if metric.over != "mean" and score not in (0.0, 1.0) and not np.isnan(score):
+            raise UsageError(f"suites.{suite.name}: {metric.score} scored {score}; {metric.name} counts 0 and 1 alone")
         if metric.kind == "binary" and not (0.0 <= score <= 1.0 or np.isnan(score)):
             raise UsageError(f"suites.{suite.name}: {metric.name} scored {score}; a binary score lies in 0..1")
     numbers = [*attempt.scores.values(), *(x for turn in attempt.trajectory.turns for x in turn.logprobs)]

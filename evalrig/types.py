@@ -360,3 +360,8 @@ class Metric:
     """How a sample's epochs become one number: their mean; or the chance that any, or all, of `k` drawn from them is right."""
     k: int = 1
     """Epochs that `any` and `all` draw; a suite with fewer is refused."""
+
+    @property
+    def score(self) -> str:
+        """The name under which attempts hold it."""
+        return self.of or self.name

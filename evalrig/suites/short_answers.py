@@ -3,7 +3,6 @@
 A text that a limit cut before its answer was complete is `truncated`; every other text is graded, an empty one as wrong.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import ClassVar, cast
 import msgspec
 
 from evalrig import answer
+from evalrig.ask import ask, own_seed, refuse_unfit
 from evalrig.content import content_dir
-from evalrig.engine import Capabilities, Chat, Engine, Sampling
+from evalrig.engine import Capabilities, Engine, Sampling
 from evalrig.errors import UsageError
-from evalrig.suite import Attempt, Suite, ids_sha256
+from evalrig.suite import Attempt, Suite
 from evalrig.types import Completion, Message, Metric, Sample, State, Trace, Trajectory
-
-ROUTES = ("completion", "chat")
 
 
 @dataclass(kw_only=True)
@@ -58,11 +56,7 @@ class ShortAnswers(Suite):
     def __init__(self, name: str, options: ShortAnswersOptions) -> None:
         super().__init__(name, options)
         self.options: ShortAnswersOptions = options
-        where = f"suites.{name}.options"
-        if options.max_tokens < 1 or not 0 <= options.temperature <= 2:
-            raise UsageError(f"{where}: max_tokens is at least 1, temperature is in 0..2; correct it")
-        if options.route not in ROUTES:
-            raise UsageError(f"{where}.route: no route {options.route!r}; known: {', '.join(ROUTES)}")
+        refuse_unfit(f"suites.{name}.options", options.max_tokens, options.temperature, options.route)
 
     def needs(self) -> Capabilities:
         """Text. No seed: a sampled answer is graded, never repeated."""
@@ -103,21 +97,15 @@ class ShortAnswers(Suite):
 
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Ask once, find the answer, compare."""
-        ids = await engine.tokenize(sample.messages or sample.prompt)
-        sampling = self._sampling(sample.id, epoch)
-        if self.options.route == "chat":
-            said = await engine.chat(Chat(messages=sample.messages), sampling)
-            seen = [*ids, said.prompt_tokens]  # the route applies the template itself: its count must agree as well
-        else:
-            said = await engine.generate(ids, sampling)
-            seen = list(ids)
-        return _graded(said, sample, self.options.thinking, ids_sha256(seen))
+        said, prompt = await ask(
+            engine, sample.messages or sample.prompt, self.options.route, self._sampling(sample.id, epoch)
+        )
+        return _graded(said, sample, self.options.thinking, prompt)
 
     def _sampling(self, sample: str, epoch: int) -> Sampling:
         if not self.options.temperature:
             return Sampling(max_tokens=self.options.max_tokens)
-        digest = hashlib.sha256(f"{self.options.seed}/{self.name}/{sample}/{epoch}".encode()).digest()
-        seed = int.from_bytes(digest[:4], "big") >> 1
+        seed = own_seed(self.options.seed, self.name, sample, epoch)
         return Sampling(max_tokens=self.options.max_tokens, temperature=self.options.temperature, seed=seed)
 
 
