@@ -4,14 +4,36 @@ What passes between the two are values. So a program cannot read the tests, end 
 and a mark counts only with the random token that the test process prints after the last test.
 """
 
+import asyncio
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from math import ceil
+from pathlib import Path
+from typing import Literal, cast
+from weakref import WeakSet
 
-from evalrig.sandbox import Booth
+from evalrig.errors import UsageError, one_line
+from evalrig.proctored.plain import decode, encode
+from evalrig.sandbox import Booth, Limits, Ran, SandboxUnavailable
+
+START_SECONDS = 10.0
+"""Allowed beside the exam's own time, which begins when the program is compiled: a busy machine starts slowly."""
+CPU_SECONDS = 10
+"""Of processor time, beside the exam's own seconds: the wall clock is to be first."""
+LONGEST_SECONDS = 600.0
+"""Of all cases together."""
+OUTPUT_BYTES = 32 << 20
+"""All that the cases of a program may give together."""
+FILE_MB = 16
+_MODULES = ("plain", "channel", "shield", "program", "script", "candidate", "examiner", "cases", "main")
 
 Failure = Literal["", "syntax_error", "wrong_answer", "timeout", "crash"]
 """Empty: passed. `crash`: the program raised, was killed or ran out of memory; `wrong_answer`: a test said no."""
+
+_PROVEN: WeakSet[Booth] = WeakSet()
+"""Where an exam has been held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +89,112 @@ class Output:
 
 
 async def mark(booth: Booth, exam: Exam) -> Mark:
-    """Run one exam in a sandbox of its own."""
-    raise NotImplementedError
+    """Run one exam in a sandbox of its own.
+
+    Raises:
+        UsageError: the tests are wrong, not the program.
+        SandboxUnavailable: no exam can be held in this sandbox.
+    """
+    ran, told = await _hold(booth, asdict(exam) | {"seconds": exam.wall_seconds, "sizes": []}, b"", Limits())
+    for word, found in told:
+        if word == "fault":
+            raise UsageError(f"tests of {exam.entry_point or 'a program'}: {found['detail']}; correct the tests")
+        if word in ("passed", "failed"):
+            return Mark(failure=cast(Failure, found["failure"]), detail=found["detail"], seconds=ran.seconds)
+    failure, detail = await _silent(booth, ran)
+    return Mark(failure=failure, detail=detail, seconds=ran.seconds)
 
 
 async def outputs(booth: Booth, code: str, cases: Sequence[Case], entry_point: str, seconds: float) -> list[Output]:
     """What a program gives for each case, each in a fresh process with its own limit of `seconds`; later cases are not run
     after one that failed (they are left out). `entry_point`: `function` or `Class.method`; empty: a program that reads
-    standard input. All cases share one sandbox."""
-    raise NotImplementedError
+    standard input. All cases share one sandbox.
+
+    Raises:
+        SandboxUnavailable: no program can be run in this sandbox.
+    """
+    if not cases:
+        return []
+    given = [encode(case.arguments) if entry_point else case.stdin.encode("utf-8", "surrogateescape") for case in cases]
+    sheet = {"code": code, "entry_point": entry_point, "seconds": seconds, "output_bytes": OUTPUT_BYTES}
+    limits = Limits(
+        wall_seconds=min(LONGEST_SECONDS, len(cases) * seconds),
+        file_mb=max(FILE_MB, 1 + (max(map(len, given)) >> 20)),
+        output_bytes=7 * OUTPUT_BYTES,  # a control character takes six as text
+    )
+    ran, told = await _hold(booth, sheet | {"sizes": [len(text) for text in given]}, b"".join(given), limits)
+    found = [await asyncio.to_thread(_output, text["text"], entry_point) for word, text in told if word == "gave"]
+    ended = [
+        Output(failure=cast(Failure, text["failure"]), detail=text["detail"]) for word, text in told if word == "failed"
+    ]
+    if not ended and len(found) < len(cases):
+        failure, detail = await _silent(booth, ran)
+        ended = [Output(failure=failure, detail=detail)]
+    return [*found, *ended]
+
+
+def _output(text: str, entry_point: str) -> Output:
+    return Output(failure="", value=decode(text.encode())[1]) if entry_point else Output(failure="", text=text)
+
+
+async def _hold(
+    booth: Booth, sheet: dict[str, object], given: bytes, limits: Limits
+) -> tuple[Ran, list[tuple[str, dict[str, str]]]]:
+    """Run what is on a sheet; what the test process told, in its order. Anything else that was printed is passed over."""
+    words = {word: secrets.token_hex(16) for word in ("passed", "failed", "gave", "fault", "unshielded")}
+    seconds = cast(float, sheet["seconds"])
+    cpu = ceil(seconds) + CPU_SECONDS
+    head = encode(sheet | {"words": words, "done": secrets.token_hex(16), "cpu_seconds": cpu})
+    wall = max(limits.wall_seconds, seconds) + START_SECONDS
+    limits = replace(limits, wall_seconds=wall, cpu_seconds=cpu)
+    ran = await booth.run(_program(), len(head).to_bytes(8, "big") + head + given, limits)
+    meanings = {secret.encode(): word for word, secret in words.items()}
+    told: list[tuple[str, dict[str, str]]] = []
+    for line in ran.stdout.split(b"\n"):
+        secret, _, found = line.partition(b" ")
+        if secret in meanings:
+            told.append((meanings[secret], _read(found)))
+    for word, found in told:
+        if word == "unshielded":
+            raise SandboxUnavailable(f"sandbox {booth.label}: {found['detail']}; no program can be marked in it")
+    if told:
+        _PROVEN.add(booth)
+    return ran, told
+
+
+def _read(told: bytes) -> dict[str, str]:
+    found = {name: str(text) for name, text in decode(told).items()}
+    return found | {"detail": one_line(found.get("detail", ""))}
+
+
+async def _silent(booth: Booth, ran: Ran) -> tuple[Failure, str]:
+    """What it means that the test process told nothing: that the program ended it, if exams can be held here at all.
+
+    Raises:
+        SandboxUnavailable: they cannot.
+    """
+    if booth not in _PROVEN:
+        sheet = asdict(Exam(code="def f(): return 1", tests="assert f() == 1", entry_point="f"))
+        proof, told = await _hold(booth, sheet | {"seconds": START_SECONDS, "sizes": []}, b"", Limits())
+        if [word for word, _ in told] != ["passed"]:
+            said = proof.stderr.decode("utf-8", "replace").strip().splitlines()
+            why = one_line(said[-1]) if said else f"ended by {proof.ended}, status {proof.code}"
+            raise SandboxUnavailable(f"sandbox {booth.label}: no exam can be held in it: {why}; run `evalrig doctor`")
+    if ran.ended == "timeout":
+        return "timeout", "not done in time"
+    return "crash", "printed too much" if ran.ended == "output" else "ended the test process"
+
+
+@cache
+def _program() -> str:
+    """What runs in the sandbox: the modules of `proctored` in one text."""
+    folder = Path(__file__).with_name("proctored")
+    texts = [(f"evalrig.proctored.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in _MODULES]
+    return (
+        "import sys\n"
+        "from types import ModuleType\n"
+        f"for name, text in {texts!r}:\n"
+        "    sys.modules[name] = module = ModuleType(name)\n"
+        "    exec(compile(text, name, 'exec'), module.__dict__)\n"
+        "module.main()\n"
+    )
