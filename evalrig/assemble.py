@@ -15,6 +15,7 @@ from evalrig.likeness import asked
 from evalrig.plan import GatePlan, Plan, SuiteFacts, choose, make_plan
 from evalrig.plugins import find, make
 from evalrig.runner import Runner
+from evalrig.sandbox import Booth, Sandbox, probe
 from evalrig.suite import Suite
 from evalrig.types import AGAIN, REFERENCE, Sample, Variant
 
@@ -34,6 +35,13 @@ class Rig:
     engine: Callable[[Variant, Path], Engine]
     """A fresh engine of a variant, with its log; not started."""
     output: Path
+    booth: Booth | None = None
+    """Where programs that the model wrote run; None: no suite has any, or nothing runs here. Close it."""
+
+    @property
+    def sandbox(self) -> str:
+        """Back end and version that they run under; empty: none does."""
+        return self.booth.label if self.booth else ""
 
 
 def assemble(config: RunConfig, path: Path, say: Callable[[str], None], here: bool = True) -> Rig:
@@ -91,7 +99,23 @@ def _assemble(config: RunConfig, say: Callable[[str], None], here: bool) -> Rig:
         runner=make(runner, config.runner.engines, config.runner.concurrency),
         engine=engine,
         output=Path(config.output).expanduser(),
+        booth=_equipped(config, suites, here),
     )
+
+
+def _equipped(config: RunConfig, suites: Mapping[str, Suite], here: bool) -> Booth | None:
+    """The sandbox that the run file names, proved by a program, for the suites that run programs. Never another one."""
+    needing = [suite for suite in suites.values() if suite.runs_code]
+    if not needing:
+        return None
+    kind = find("sandboxes", config.sandbox, Sandbox, "sandbox")
+    if not here:
+        return None
+    sandbox = make(kind, config.unsandboxed)
+    booth = Booth(sandbox, python=probe(sandbox))
+    for suite in needing:
+        suite.equip(booth)
+    return booth
 
 
 def _variants(config: RunConfig, kind: type[Engine]) -> list[Variant]:

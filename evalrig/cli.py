@@ -69,7 +69,13 @@ def _parser() -> argparse.ArgumentParser:
         "print the composed run file, the plan and what it can decide; starts nothing",
         file + keys,
     )
-    _verb(verbs, "list", _list, "kinds of engines, suites, gates and runners; shipped run files; fetched data", [])
+    _verb(
+        verbs,
+        "list",
+        _list,
+        "kinds of engines, suites, gates, runners and sandboxes; shipped run files; fetched data",
+        [],
+    )
     other = {"metavar": "PYTHON", "nargs": "?", "default": "python3", "help": "of SGLang's or vLLM's environment"}
     _verb(verbs, "doctor", _doctor, "say what is here and what each lack means", [("python", other)])
     pair = [
@@ -183,6 +189,8 @@ def _show(arguments: argparse.Namespace) -> int:
     run = load_run(arguments.file, arguments.overrides)
     rig = assemble(run, arguments.file, lambda line: _tell(line), here=False)
     sys.stdout.write(planned(rig.plan, rig.text))
+    if running := [name for name, suite in rig.suites.items() if suite.runs_code]:
+        sys.stdout.write(f"programs of the model ({', '.join(running)}) run in: {run.sandbox}; see evalrig doctor\n")
     return 0
 
 
@@ -191,7 +199,7 @@ def _list(arguments: argparse.Namespace) -> int:
     from evalrig.fetch import cards, missing
     from evalrig.plugins import kinds
 
-    for shelf in ("engines", "suites", "gates", "runners"):
+    for shelf in ("engines", "suites", "gates", "runners", "sandboxes"):
         sys.stdout.write(f"{shelf}: {', '.join(kinds(shelf))}\n")
     files = sorted(path.name for path in content_dir("conf").glob("*.yaml"))
     sys.stdout.write(f"run files: {', '.join(files)}\n")

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 from evalrig.errors import UsageError
 
 T = TypeVar("T")
+SINGULAR = {"sandboxes": "sandbox"}
 
 
 def kinds(shelf: str) -> list[str]:
-    """The names on a shelf (`engines`, `suites`, `gates`, `runners`); imports none of them."""
+    """The names on a shelf (`engines`, `suites`, `gates`, `runners`, `sandboxes`); imports none of them."""
     package = importlib.import_module(f"evalrig.{shelf}")
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
@@ -53,5 +54,7 @@ def _import(shelf: str, kind: str, where: str) -> ModuleType:
             known = kinds(shelf)
             close = get_close_matches(kind, known, 1)
             hint = f"did you mean `{close[0]}`?" if close else f"known: {', '.join(known)}"
-            raise UsageError(f"{where}: no {shelf.removesuffix('s')} `{kind}`; {hint}") from error
+            raise UsageError(
+                f"{where}: no {SINGULAR.get(shelf) or shelf.removesuffix('s')} `{kind}`; {hint}"
+            ) from error
         raise UsageError(f"{where}: `{kind}` needs the package `{missing}`; install it") from error

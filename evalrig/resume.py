@@ -35,6 +35,20 @@ def refuse_if_changed(folder: RunFolder, plan: Plan) -> None:
         raise UsageError(f"{folder.path}: cannot go on: {keys} changed since the start; start a new run")
 
 
+def refuse_if_marked_elsewhere(folder: RunFolder, sandbox: str) -> None:
+    """Programs must be run as they were: another sandbox, version or Python can mark the same program otherwise.
+
+    Raises:
+        UsageError: names both.
+    """
+    before = str(folder.environment().get("sandbox", ""))
+    if before != sandbox:
+        was, now = before or "none", sandbox or "none"
+        raise UsageError(
+            f"{folder.path}: cannot go on: programs ran in `{was}`, and now would in `{now}`; start a new run"
+        )
+
+
 def _differences(before: Any, after: Any, path: str) -> list[str]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         keys = [*before, *(key for key in after if key not in before)]

@@ -20,7 +20,7 @@ from evalrig.progress import Progress
 from evalrig.records import RunFolder
 from evalrig.rehearsal import rehearsed
 from evalrig.report import write_report
-from evalrig.resume import pending, refuse_if_changed
+from evalrig.resume import pending, refuse_if_changed, refuse_if_marked_elsewhere
 from evalrig.runner import Work
 from evalrig.types import Verdict
 from evalrig.verdict import judge
@@ -51,7 +51,7 @@ async def rehearse(path: Path, overrides: Sequence[str], progress: Progress) -> 
 
 async def _start(config: RunConfig, path: Path, progress: Progress) -> Finished:
     rig = assemble(config, path, progress.say)
-    folder = RunFolder.create(rig.output, rig.plan, rig.text, environment(), rig.samples)
+    folder = RunFolder.create(rig.output, rig.plan, rig.text, environment(rig.sandbox), rig.samples)
     progress.say(f"run folder: {folder.path}")
     return await carry_out(rig, folder, progress)
 
@@ -61,6 +61,7 @@ async def resume(path: Path, progress: Progress) -> Finished:
     folder = RunFolder.open(path)
     rig = assemble(load_run(path / "run.yaml"), path / "run.yaml", progress.say)
     refuse_if_changed(folder, rig.plan)
+    refuse_if_marked_elsewhere(folder, rig.sandbox)
     return await carry_out(rig, folder, progress)
 
 
@@ -86,6 +87,8 @@ async def carry_out(rig: Rig, folder: RunFolder, progress: Progress) -> Finished
         conclude(folder)
         raise
     finally:
+        if rig.booth is not None:
+            rig.booth.close()  # a program may have its whole time still before it
         progress.end()
         folder.set_stopped(stopped)
         folder.close()

@@ -2,12 +2,21 @@
 
 import asyncio
 import os
+import secrets
+import tempfile
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar, Final, Literal
 
 from evalrig.errors import UsageError
+
+
+SLOTS: Final = 1000
+"""Runs side by side, at most: each has a uid of its own where evalrig runs as root."""
+STANDARD = "asyncio, collections, ctypes, decimal, hashlib, heapq, itertools, json, math, re, statistics, string, typing, unittest"
+"""Parts of the standard library without which a Python is not whole."""
 
 
 class SandboxUnavailable(UsageError):
@@ -51,6 +60,8 @@ class Sandbox(ABC):
     kind: str
     version: str
     """Of what keeps the program in, in its own words."""
+    confines: ClassVar[bool] = True
+    """False: it keeps nothing in, and is not asked to prove that it does."""
 
     @abstractmethod
     def __init__(self, unsandboxed: bool) -> None:
@@ -68,27 +79,76 @@ class Sandbox(ABC):
             SandboxUnavailable: the program could not be started at all.
         """
 
+    def close(self) -> None:
+        """End what runs now, from any thread; later runs are refused."""
+        return  # a sandbox that starts no process has nothing to end
+
+
+def probe(sandbox: Sandbox) -> str:
+    """Run a program that must come back, and that must not get out. The version of the Python it ran under.
+
+    Raises:
+        SandboxUnavailable: it did not come back, or a file or the network was within its reach.
+    """
+    word = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        outside = Path(folder) / "outside"
+        outside.write_text("")
+        ran = sandbox.run(_PROBE.format(STANDARD, outside=str(outside), word=word), b"", Limits(wall_seconds=30), 0)
+    said = ran.stdout.decode(errors="replace").split()
+    if ran.ended != "exit" or ran.code != 0 or len(said) != 4 or said[0] != word:
+        why = (ran.stderr.decode(errors="replace").strip().splitlines() or [f"ended with {ran.code} ({ran.ended})"])[-1]
+        raise SandboxUnavailable(
+            f"sandbox: {sandbox.kind} did not run a first program: {why[:300]}; see docs/sandbox.md"
+        )
+    if sandbox.confines and said[2:] != ["kept", "kept"]:
+        reached = " and ".join(
+            what for what, how in zip(("a file", "the network"), said[2:], strict=True) if how != "kept"
+        )
+        raise SandboxUnavailable(f"sandbox: {sandbox.kind} {sandbox.version} let a program reach {reached}; mend it")
+    return said[1]
+
+
+_PROBE = """\
+import {}, socket, sys
+def kept(reach):
+    try:
+        reach()
+    except OSError:
+        return "kept"
+    return "out"
+print({word!r}, sys.version.split()[0], kept(lambda: open({outside!r})), kept(socket.socket))
+"""
+
 
 class Booth:
-    """Runs programs side by side in one kind of sandbox."""
+    """Runs programs side by side in one kind of sandbox. Close it: what still runs would be waited for."""
 
-    def __init__(self, sandbox: Sandbox, at_once: int = 0) -> None:
+    def __init__(self, sandbox: Sandbox, at_once: int = 0, python: str = "") -> None:
         self.sandbox = sandbox
-        self.at_once = at_once or 2 * (os.cpu_count() or 1)
+        self.at_once = min(at_once or 2 * (os.cpu_count() or 1), SLOTS)
+        self.python = python
         self._slots: list[int] = list(range(self.at_once))
         # a sandbox dies with the thread that started it: these live as long as the booth
         self._threads = ThreadPoolExecutor(self.at_once, thread_name_prefix="sandbox")
 
     @property
     def label(self) -> str:
-        """Back end and version, for every record."""
-        return f"{self.sandbox.kind} {self.sandbox.version}".strip()
+        """Back end, version and the Python in it, for every record: another of them may mark otherwise."""
+        name = f"{self.sandbox.kind} {self.sandbox.version}".strip()
+        return f"{name}, python {self.python}" if self.python else name
 
     async def run(self, program: str, stdin: bytes = b"", limits: Limits | None = None) -> Ran:
         """As `Sandbox.run`, without blocking."""
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._run, program, stdin, limits or Limits()
         )
+
+    def close(self) -> None:
+        """End all programs; nothing runs here afterwards."""
+        self.sandbox.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, program: str, stdin: bytes, limits: Limits) -> Ran:
         slot = self._slots.pop()

@@ -15,6 +15,7 @@ from evalrig.analysis.kl import row_faults
 from evalrig.analysis.kl_excess import above_floor, excess_of
 from evalrig.analysis.noise import aa_findings
 from evalrig.analysis.paired import two_sided_p
+from evalrig.confinement import of_programs
 from evalrig.distance import ROUNDING, ambiguous, misplaced
 from evalrig.evidence import Gathered
 from evalrig.gate import Evidence
@@ -48,7 +49,7 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
         found += [*_engaged(arm), *_above_floor(arm)]
     if gathered.plan.header.rehearsal:
         found += _rehearsed(gathered)
-    return [*found, *of_reach(gathered, evidence), *_noise(gathered)]
+    return [*found, *of_programs(gathered), *of_reach(gathered, evidence), *_noise(gathered)]
 
 
 def _proved(gathered: Gathered) -> Iterator[Finding]:
@@ -165,9 +166,8 @@ def _registration(gathered: Gathered) -> Iterator[Finding]:
     elif folder.environment().get("plan_sha256") != folder.plan_sha256():
         yield Finding(rule="registration", level=Level.INVALID, text="plan.json was changed after the start")
     else:
-        text = (
-            f"gates, margins and samples are as registered before the first request (sha256 {plan.config_sha256[:12]})"
-        )
+        digest = plan.config_sha256[:12]
+        text = f"gates, margins and samples are as registered before the first request (sha256 {digest})"
         yield Finding(rule="registration", level=Level.OK, text=text)
     for suite in plan.suites:
         if sample_digest(folder.samples(suite.name)) != suite.sha256:

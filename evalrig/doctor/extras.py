@@ -2,12 +2,13 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from evalrig.doctor.sign import Sign, ask, lack, note, ok
+from evalrig.doctor.sign import Sign, lack, note, ok
 from evalrig.fetch import Card, cards, missing
-from evalrig.plugins import kinds
+from evalrig.plugins import find, kinds, make
+from evalrig.sandbox import Booth, Sandbox, SandboxUnavailable, probe
 
-BWRAP = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "--die-with-parent"]
-PROGRAMS = "suites that run programs written by a model are refused without it"
+PROGRAMS = "suites that run programs written by a model are refused here"
+DEFAULT = "bwrap"
 
 
 def content() -> Sign:
@@ -28,16 +29,13 @@ def _bytes(card: Card) -> int:
 
 
 def sandbox() -> Sign:
-    """bubblewrap, tried on a program that does nothing."""
-    found = ask(["bwrap", "--version"], 10)
-    if found.code is None:
-        return lack("sandbox", "no bubblewrap", f"{PROGRAMS}: apt install bubblewrap")
-    tried = ask([*BWRAP, "true"], 10)
-    if tried.code != 0:
-        return lack(
-            "sandbox", f"{found.out}, but does not start: {tried.trouble}", f"{PROGRAMS}: allow user namespaces"
-        )
-    return ok("sandbox", f"{found.out}, works")
+    """The default one, tried on a program that must come back and must not get out."""
+    try:
+        one = make(find("sandboxes", DEFAULT, Sandbox, "sandbox"), False)
+        return ok("sandbox", f"{Booth(one, 1, probe(one)).label}, works")
+    except SandboxUnavailable as error:
+        what, _, remedy = str(error).removeprefix("sandbox: ").rpartition("; ")
+        return lack("sandbox", what, f"{PROGRAMS}: {remedy}")
 
 
 def packages() -> list[Sign]:
