@@ -1,7 +1,7 @@
 """What the coding suites share: how a problem is asked, how often, and how an answer becomes an attempt."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 from evalrig.ask import ask, own_seed, refuse_unfit
@@ -104,15 +104,8 @@ class CodeSuite(Suite):
 
     async def marked(self, exam: Exam) -> Mark | str:
         """The exam of a program, with the standard imports before it; a text: why it could not be held."""
-        ready = Exam(
-            code=with_imports(exam.code),
-            tests=exam.tests,
-            entry_point=exam.entry_point,
-            setup=exam.setup,
-            wall_seconds=exam.wall_seconds,
-        )
         try:
-            return await mark(self.booth, ready)
+            return await mark(self.booth, replace(exam, code=with_imports(exam.code)))
         except UsageError as error:  # of the sandbox, or of tests that are wrong themselves: neither is the model's
             return f"not graded: {error}"
 
@@ -147,13 +140,12 @@ def _nothing(turns: tuple[Completion, ...]) -> str:
 
 def metrics(pass_at: list[int]) -> tuple[Metric, ...]:
     """pass@1, and for each further k the chance that any, and that all, of k answers are right."""
-    repeated = [
-        Metric(name=f"pass{sign}{k}", kind="binary", units="points", scale=100.0, of=SOLVED, over=over, k=k)
-        for k in sorted(set(pass_at))
-        if k > 1
-        for sign, over in (("@", "any"), ("^", "all"))
-    ]
-    return (*CodeSuite.metrics, *repeated)
+    return (*CodeSuite.metrics, *(metric for k in sorted(set(pass_at)) if k > 1 for metric in _repeated(k)))
+
+
+def _repeated(k: int) -> tuple[Metric, Metric]:
+    first = Metric(name=f"pass@{k}", kind="binary", units="points", scale=100.0, of=SOLVED, over="any", k=k)
+    return first, replace(first, name=f"pass^{k}", over="all")
 
 
 def _refuse_unfit(where: str, options: CodeOptions) -> None:

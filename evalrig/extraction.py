@@ -235,7 +235,7 @@ def _as_body(stub: str, text: str) -> str:
 
 def _returns(node: ast.AST) -> bool:
     """Has a function a `return` or `yield` of its own?"""
-    open_nodes = [node] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else []
+    open_nodes: list[ast.AST] = [node] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else []
     while open_nodes:
         for inner in ast.iter_child_nodes(open_nodes.pop()):
             if isinstance(inner, ast.Return | ast.Yield | ast.YieldFrom):

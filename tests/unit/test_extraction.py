@@ -42,8 +42,10 @@ ANSWERS = {
     "a shell block before": f"```bash\npip install numpy\n```\n```python\n{GOOD}```",
     "two attempts": f"```python\ndef f(x):\n    return x - 1\n```\nWait, that is wrong:\n```python\n{GOOD}```",
     "a broken attempt before": f"```python\ndef f(x) return x\n```\nCorrected:\n```python\n{GOOD}```",
-    "something in an earlier block": "```python\ndef g(x):\n    return x\n\nprint(1 / 0)\n```\n```python\ndef f(x):\n    return g(x) + 1\n```",
-    "an import in an earlier block": "```python\nimport os.path as p\n```\n```python\ndef f(x):\n    return x + len(p.join('a', '')) - 1\n```",
+    "something in an earlier block": "```python\ndef g(x):\n    return x\n\nprint(1 / 0)\n```\n"
+    "```python\ndef f(x):\n    return g(x) + 1\n```",
+    "an import in an earlier block": "```python\nimport os.path as p\n```\n"
+    "```python\ndef f(x):\n    return x + len(p.join('a', '')) - 1\n```",
     "something in a later block": "```python\ndef f(x):\n    return g(x)\n```\n```python\nONE = 1\ndef g(x):\n    return x + ONE\n```",
     "no fence": GOOD,
     "no fence, prose around": f"Sure, from here on:\n\n{GOOD}\nThis function adds one.\nIt's simple.",
@@ -52,7 +54,8 @@ ANSWERS = {
     "no fence, a call below": f"{GOOD}\nprint(f(1))\n",
     "thinking before": f"<think>\n```python\ndef f(x):\n    return 0\n```\n</think>\n```python\n{GOOD}```",
     "thinking without its beginning": f"def f(x): return 0\n</think>\n{GOOD}",
-    "what a template leaves": f"<|im_start|>assistant\n```python\n{GOOD}```<|im_end|>\n<|im_start|>user\n```python\ndef f(x): return 0\n```",
+    "what a template leaves": f"<|im_start|>assistant\n```python\n{GOOD}```<|im_end|>\n"
+    "<|im_start|>user\n```python\ndef f(x): return 0\n```",
     "an end of text": f"{GOOD}</s>",
     "doctest prompts": "```python\n>>> def f(x):\n...     return x + 1\n>>> f(1)\n2\n```",
     "Windows line ends": f"```python\n{GOOD}```\n".replace("\n", "\r\n"),
@@ -63,7 +66,8 @@ ANSWERS = {
     "a lambda": "```python\nf = lambda x: x + 1\n```",
     "a decorator": "```python\n@functools.lru_cache(maxsize=None)\ndef f(x):\n    return x + 1\n```",
     "an import from the future": "```python\nfrom __future__ import annotations\ndef f(x: Strange) -> int:\n    return x + 1\n```",
-    "missing imports": "```python\ndef f(x: List[int]) -> Optional[int]:\n    return math.floor(x) + sum(defaultdict(int).values()) + 1\n```",
+    "missing imports": "```python\ndef f(x: List[int]) -> Optional[int]:\n"
+    "    return math.floor(x) + sum(defaultdict(int).values()) + 1\n```",
     "an odd escape": "```python\ndef f(x):\n    return x + len('\\d') - 1\n```",
 }
 BODIES = {
