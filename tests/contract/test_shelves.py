@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toys.booth import booth
 from toys.engine import Toy, ToyOptions
 from toys.nouns import ACCURACY, KL, LEAD, distances, evidence, pairs
 
@@ -121,12 +122,14 @@ def test_a_suite_has_metrics_and_can_be_attempted(kind: str) -> None:
     async def attempt() -> Attempt:
         toy = Toy(variant, ToyOptions(), Launch(log=Path(), start_seconds=1, request_seconds=1))
         await toy.start()
+        if suite.runs_code:
+            suite.equip(booth(1))
         trace = await suite.trace(toy, sample, 0, 1) if suite.traced else None
         return await suite.attempt(toy, sample, 0, trace)
 
     found = asyncio.run(attempt())
     assert found.state is State.SCORED
-    assert {metric.name for metric in suite.metrics if metric.kind != "distance"} <= set(found.scores)
+    assert {metric.score for metric in suite.metrics if metric.kind != "distance"} <= set(found.scores)
     assert all(np.isfinite(value) for value in found.scores.values())
     assert found.prompt_sha256, "without it nobody can tell that both arms saw the same tokens"
     assert found.trajectory.turns
