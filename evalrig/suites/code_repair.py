@@ -58,7 +58,7 @@ class _Task(msgspec.Struct, frozen=True):
     """The whole program that is to be repaired."""
 
 
-def metrics(turns: int) -> tuple[Metric, ...]:
+def solved_by(turns: int) -> tuple[Metric, ...]:
     """Solved within the first 1 ... `turns` turns."""
     return tuple(
         Metric(name=f"solved@{turn}", kind="binary", units="points", scale=100.0) for turn in range(1, turns + 1)
@@ -69,7 +69,7 @@ class CodeRepair(ProblemSuite):
     """Programs repaired with the output of their tests in view."""
 
     Options = CodeRepairOptions
-    metrics: tuple[Metric, ...] = metrics(TURNS)
+    metrics: tuple[Metric, ...] = solved_by(TURNS)
 
     def __init__(self, name: str, options: CodeRepairOptions) -> None:
         super().__init__(name, options)
@@ -79,7 +79,7 @@ class CodeRepair(ProblemSuite):
             raise UsageError(f"{where}.turns: {options.turns}; give 1 to {MOST_TURNS}")
         if options.prompting != "chat" or list(options.pass_at) != [1]:
             raise UsageError(f"{where}: a repair is a conversation scored by turn; leave `prompting` and `pass_at` out")
-        self.metrics = metrics(options.turns)
+        self.metrics = solved_by(options.turns)
         self._opened: dict[str, str] = {}
 
     def samples(self) -> list[Sample]:
@@ -105,7 +105,7 @@ class CodeRepair(ProblemSuite):
         if isinstance(opened, Attempt):
             return opened
         messages, turns, prompt = (Message(role="user", content=opened),), tuple[Completion, ...](), ""
-        for turn in range(1, self.options.turns + 1):
+        while True:
             try:
                 said, digest = await self.ask(engine, sample, epoch, messages)
             except EngineError as error:
@@ -116,11 +116,10 @@ class CodeRepair(ProblemSuite):
             code, mark = await self.tried(said, task.key)
             attempt = self.graded(turns, code, mark, prompt)
             failure = attempt.trajectory.failure
-            if attempt.state is not State.SCORED or not failure:
-                return self._by_turn(attempt, turn)
+            if attempt.state is not State.SCORED or not failure or len(turns) == self.options.turns:
+                return self._by_turn(attempt, len(turns))
             detail = mark.detail if isinstance(mark, Mark) else ""
             messages = (*messages, _passed_back(said), Message(role="user", content=_again(failure, detail)))
-        return self._by_turn(attempt, self.options.turns)
 
     async def _opening(self, sample: Sample, task: _Task) -> str | Attempt:
         """The first message, the same text in every arm of a run; an attempt that is missing where the sandbox failed.
