@@ -140,6 +140,8 @@ def _summary(candidate: str, suite: SuitePlan, found: list[Drift]) -> str:
     start = f"How answers failed, {candidate} on {suite.name}"
     if not found:
         return f"{start}: not measured in both arms"
+    if found[0].missing in ("differential", "too_many"):
+        return f"{start}: attempts are missing ({found[0].missing.replace('_', ' ')}), so nothing is said of it"
     moved = [one for one in found if one.excess.low > 0 or one.excess.high < 0]
     shown = [f"{one.word} {amount(one.excess.value, POINTS)} points" for one in moved]
     seen = f"{listed(shown)} (interval without 0)" if shown else f"no change shows in {count(len(found), 'way')}"

@@ -94,3 +94,15 @@ def test_no_table_where_no_suite_tells_how_answers_fail(tmp_path: Path) -> None:
     plain = page(done.folder, done.verdict)
     assert all(not suite.failures for suite in plain.suites)
     assert "How answers failed" not in html(plain)
+
+
+def test_where_attempts_are_missing_no_change_is_not_claimed(tmp_path: Path) -> None:
+    """Seen with a sandbox that held no exam: nearly all was missing, and the summary said that no change shows."""
+    suites = {"code": {"kind": "toys.coding", "options": {"silent": {"lame": 2}}}}
+    done = carry_out(run_file(tmp_path, {"lame": {"noise": 0.02}}, suites=suites, gates=GATES))
+    [view] = page(done.folder, done.verdict).suites[0].failures
+    assert (
+        view.summary
+        == "How answers failed, lame on code: attempts are missing (differential), so nothing is said of it"
+    )
+    assert {row.reading for row in view.rows[:-1]} == {"undecided: missing attempts (differential)"}
