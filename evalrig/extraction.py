@@ -6,6 +6,7 @@ Nothing here is run, and a long text costs seconds at most (passages.py).
 import ast
 import re
 import textwrap
+import typing
 from collections.abc import Sequence
 
 from evalrig.passages import (
@@ -23,17 +24,20 @@ from evalrig.passages import (
     source_of,
 )
 
-IMPORTS = """\
-from typing import *
-import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, statistics, string, sys
-from bisect import bisect_left, bisect_right, insort
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from functools import cache, cmp_to_key, lru_cache, reduce
-from heapq import heapify, heappop, heappush
-from itertools import accumulate, chain, combinations, groupby, permutations, product
-from math import ceil, comb, factorial, floor, gcd, inf, isqrt, sqrt
-"""
-"""Stands before every program: a forgotten import of a standard name is not what a suite measures."""
+MODULES = "bisect collections copy datetime functools heapq itertools json math operator random re statistics string sys".split()
+PARTS = {
+    "bisect": "bisect_left bisect_right insort",
+    "collections": "Counter OrderedDict defaultdict deque namedtuple",
+    "functools": "cache cmp_to_key lru_cache reduce",
+    "heapq": "heapify heappop heappush",
+    "itertools": "accumulate chain combinations groupby permutations product",
+    "math": "ceil comb factorial floor gcd inf isqrt sqrt",
+    "typing": " ".join({*typing.__all__} - {"Counter", "OrderedDict"}),
+}
+STANDARD = {module: f"import {module}" for module in MODULES} | {
+    name: f"from {module} import {name}" for module, names in PARTS.items() for name in names.split()
+}
+"""What a program may use without importing it: a forgotten import of a standard name is not what a suite measures."""
 BODY_STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\nassert ", "\n```")
 """End the continuation of a function: the next thing at the margin."""
 SCRIPT_STOPS = ("\nprint(", "\nassert ", "\nif __name__", '\n"""', "\n```")
@@ -96,11 +100,14 @@ def stops(prompt: str) -> tuple[str, ...]:
 
 
 def with_imports(code: str) -> str:
-    """A program with the standard imports before it."""
+    """A program with the imports of standard names before it that it needs and lacks."""
+    tree = parsed(code)
+    if not (needed := sorted(missing(tree) & STANDARD.keys()) if tree else []):
+        return code
     lines = code.split("\n")
     future = [line for line in lines if line.startswith("from __future__ import ")]  # must stay first
     rest = [line for line in lines if not line.startswith("from __future__ import ")]
-    return "\n".join([*future, IMPORTS, *rest])
+    return "\n".join([*future, "; ".join(STANDARD[name] for name in needed), *rest])
 
 
 def beside(stub: str, entry_point: str) -> str:

@@ -7,6 +7,7 @@ The numbers are the kernel's (`linux/landlock.h`, `linux/prctl.h`).
 
 import ctypes
 import os
+import stat
 import struct
 import sys
 from typing import Final
@@ -44,7 +45,7 @@ def lock(reading: list[str], writing: list[str], filter_fd: int) -> None:
     for paths, rights in ((reading, EXECUTE | READ | LIST), (writing, every & ~(EXECUTE | DEVICE | SOCKET | BLOCK))):
         for path in filter(os.path.exists, paths):
             fd = os.open(path, os.O_PATH)
-            own = rights if os.path.isdir(path) else rights & (EXECUTE | WRITE | READ | TRUNCATE)
+            own = rights if stat.S_ISDIR(os.fstat(fd).st_mode) else rights & (EXECUTE | WRITE | READ | TRUNCATE)
             _checked(libc, path, libc.syscall(ADD, rules, 1, struct.pack("=Qi", own, fd), 0))
             os.close(fd)
     code = ctypes.create_string_buffer(os.read(filter_fd, 1 << 16))

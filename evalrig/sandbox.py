@@ -12,7 +12,6 @@ from typing import ClassVar, Final, Literal
 
 from evalrig.errors import UsageError
 
-
 SLOTS: Final = 1000
 """Runs side by side, at most: each has a uid of its own where evalrig runs as root."""
 STANDARD = "asyncio, collections, ctypes, decimal, hashlib, heapq, itertools, json, math, re, statistics, string, typing, unittest"

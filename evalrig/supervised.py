@@ -164,7 +164,7 @@ class Watched:
         self.start, self.limits = start, limits
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.process = self._popen(stack)
-        stack.callback(self._end)
+        stack.callback(self._end)  # for what fails here; `run` ends it before anything is closed
         exit_ = os.pidfd_open(self.process.pid)
         stack.callback(os.close, exit_)
         self.selector.register(exit_, selectors.EVENT_READ, self._exited)
@@ -184,15 +184,17 @@ class Watched:
 
     def run(self) -> Ran:
         """To its end."""
-        while self.ended is None:
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                self.ended = "timeout"
-                break
-            for key, _ in self.selector.select(left):
-                key.data()
-        seconds = time.monotonic() - (self.began or self.deadline)
-        self._end()
+        try:
+            while self.ended is None:
+                left = self.deadline - time.monotonic()
+                if left <= 0:
+                    self.ended = "timeout"
+                    break
+                for key, _ in self.selector.select(left):
+                    key.data()
+            seconds = time.monotonic() - (self.began or self.deadline)
+        finally:
+            self._end()
         for stream in (self.out, self.err):
             while stream.open and not stream.over and stream.read():
                 pass
@@ -238,7 +240,7 @@ class Watched:
     def _open_gate(self) -> None:
         """All is set up: the clock starts, and the program with it."""
         if self.start.status is not None:  # it stands at the gate: the pid is still its own
-            said = re.search(rb'"child-pid": *(\d+)', os.read(self.start.status, CHUNK))
+            said = re.search(rb'"child-pid": *(\d+)', _there(self.start.status))
             if said is None:
                 raise SandboxUnavailable(
                     "sandbox: bwrap does not tell its first process; install bubblewrap 0.8 or newer"
@@ -296,6 +298,14 @@ class Watched:
             else f"not ready in {START_SECONDS:.0f} s"
         )
         return " ".join(said[-1].split())[:300] if said else ended
+
+
+def _there(fd: int) -> bytes:
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, CHUNK)
+    except BlockingIOError:
+        return b""
 
 
 def _gone(pidfd: int) -> bool:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections import deque
-from types import CodeType, ModuleType
-from typing import Any
+from _collections import deque
 
 from evalrig.proctored.channel import Channel, Gone, TooLong
 from evalrig.proctored.plain import NoPlainValue, decode, encode
-from evalrig.proctored.program import compiled, described, entry, load
+from evalrig.proctored.program import Module, compiled, described, entry, load
 from evalrig.proctored.script import failing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
+    from typing import Any
 
 _CHANGEABLE = (list, dict, set, bytearray, deque)
 
@@ -24,7 +27,7 @@ class Candidate:
         self.case: str | None = None
         self.channel = channel
         self.code: CodeType | None = None
-        self.module = ModuleType("program")
+        self.module = Module("program")
         self.function: Any = None
         self.builtins = dict(builtins.__dict__)
 

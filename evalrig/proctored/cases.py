@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from itertools import islice
-from types import CodeType
-from typing import Any
 
 from evalrig.proctored.examiner import Asked, Over, fate
 from evalrig.proctored.plain import LONGEST_RUN, Nonsense, NoPlainValue, decode, encode
 from evalrig.proctored.program import entry, load
 from evalrig.proctored.shield import end_children, silence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import CodeType
+    from typing import Any
 
 
 class Files:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LONGEST = 64 << 20
 """Bytes of one message."""

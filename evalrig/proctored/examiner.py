@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import builtins
 import os
-import signal
 import sys
 import time
-from types import FrameType, ModuleType
-from typing import Any, NoReturn
+
+import _signal as signal  # `signal` itself imports `enum`
 
 from evalrig.proctored.channel import Channel, Gone, TooLong
 from evalrig.proctored.plain import Nonsense, NoPlainValue, TooDeep, decode, encode
-from evalrig.proctored.program import described
+from evalrig.proctored.program import Module, described
 from evalrig.proctored.script import NAME, failing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, NoReturn
 
 SETUP = "<setup>"
 
@@ -180,7 +184,7 @@ def examine(sheet: dict[str, Any], asked: Asked) -> tuple[str, str]:
         Fault: see there.
     """
     asked.name = sheet["entry_point"]
-    sys.modules["tests"] = module = ModuleType("tests")  # data classes look their module up
+    sys.modules["tests"] = module = Module("tests")  # data classes look their module up
     names = module.__dict__
     script = _prepared(sheet, names)
     asked.clock(sheet["seconds"])

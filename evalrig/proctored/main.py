@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
 
 from evalrig.proctored.candidate import Candidate
 from evalrig.proctored.cases import Files, hold, sit
@@ -12,6 +10,11 @@ from evalrig.proctored.channel import Channel, pair
 from evalrig.proctored.examiner import Asked, Fault, Over, examine
 from evalrig.proctored.plain import decode, encode
 from evalrig.proctored.shield import Unshielded, close_memory, drain, empty_input, end_children, silence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 
 def main() -> None:
@@ -28,6 +31,7 @@ def main() -> None:
     if pid:
         _close(theirs)
         _preside(files, Asked(pid, mine), unshielded)
+        os._exit(0)  # without taking the interpreter down, which takes milliseconds
     else:
         _close(mine)
         silence(0, 1, 2)

@@ -5,11 +5,16 @@ The side that reads gets exact built-in types whatever the other side sends, so 
 
 from __future__ import annotations
 
-import json
-from collections import deque
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from _collections import deque  # the modules of these names import a dozen others
+from _collections_abc import ItemsView, KeysView, ValuesView
 from itertools import islice
-from typing import Any
+
+from _json import encode_basestring_ascii, make_encoder, make_scanner
+
+TYPE_CHECKING = False  # `typing` takes longer to import than all else here
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
 
 LONGEST_RUN = 100_000
 """Items taken from an iterator."""
@@ -40,7 +45,7 @@ def encode(value: Any) -> bytes:
         TooDeep: see there.
     """
     try:
-        return _WRITER.encode(_plain(value)).encode()
+        return "".join(_WRITE(_plain(value), 0)).encode()
     except RecursionError:
         raise TooDeep("a structure nested too deeply") from None
 
@@ -52,9 +57,24 @@ def decode(text: bytes) -> Any:
         Nonsense: see there.
     """
     try:
-        return _READER.decode(text.decode())
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
+        value, end = _SCAN(text.decode(), 0)
+    except (StopIteration, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
         raise Nonsense(type(error).__name__) from None
+    if end != len(text):
+        raise Nonsense("more than a value")
+    return value
+
+
+class _Reading:
+    """What the scanner of `json` asks of a decoder."""
+
+    strict = True
+    object_hook = staticmethod(lambda tagged: _read(tagged))
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = staticmethod(float)
+    memo: dict[str, str] = {}
 
 
 def _plain(value: Any) -> Any:
@@ -176,5 +196,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "Decimal": _decimal,
     "Fraction": _fraction,
 }
-_WRITER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-_READER = json.JSONDecoder(object_hook=_read)
+_WRITE = make_encoder(None, None, encode_basestring_ascii, None, ":", ",", False, False, True)
+_SCAN = make_scanner(_Reading)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import builtins
 import sys
-from types import CodeType, ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+    from typing import Any
 
 PATH = "/program.py"
+Module = type(sys)
 
 
 def compiled(code: str) -> CodeType | str:
@@ -22,7 +26,7 @@ def compiled(code: str) -> CodeType | str:
 
 def load(code: CodeType, name: str) -> ModuleType:
     """Run it under a name. `__main__`: as a program that was started."""
-    module = ModuleType(name)
+    module = Module(name)
     module.__dict__["__file__"] = PATH
     sys.modules[name] = module
     sys.argv = [PATH]

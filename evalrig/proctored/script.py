@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ast
+    from typing import Any
 
 NAME = "<tests>"
 _WIDEST = 300

@@ -139,9 +139,13 @@ def test_looks_for_the_expected_value(name: str) -> None:
 @pytest.mark.parametrize("name", SEARCHES)
 def test_the_same_search_finds_it_where_nothing_is_shielded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is the shield that the test above sees."""
-    bare = proctor._program().replace("def close_memory() -> None:", "def close_memory() -> None:\\n    return")
+    bare = (
+        proctor._proctored()
+        .replace("MAGIC_NUMBER ==", "MAGIC_NUMBER !=")
+        .replace("def close_memory() -> None:", "def close_memory() -> None:\\n    return")
+    )
     bare = bare.replace("def empty_input() -> None:", "def empty_input() -> None:\\n    return")
-    monkeypatch.setattr(proctor, "_program", lambda: bare)
+    monkeypatch.setattr(proctor, "_program", lambda _code: bare)
     assert examined(program(SEARCHES[name]), TESTS).passed
 
 

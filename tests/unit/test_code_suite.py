@@ -14,7 +14,7 @@ from evalrig.assemble import assemble
 from evalrig.code_suite import FAILURES, SOLVED, CodeOptions
 from evalrig.config.load import load_run
 from evalrig.errors import UsageError
-from evalrig.extraction import BODY_STOPS, IMPORTS
+from evalrig.extraction import BODY_STOPS
 from evalrig.proctor import Exam, Mark
 from evalrig.rehearsal import rehearsed
 from evalrig.sandbox import Booth, SandboxUnavailable
@@ -70,7 +70,7 @@ def test_a_mark_is_a_score_and_a_failure_has_a_name(failure: str, examiner: Exam
     assert (found.sandbox, found.retries) == ("idle 1", 1)
     assert examiner.exams == [
         Exam(
-            code=f"{IMPORTS}\n{found.trajectory.answer}",
+            code="def f(x):\n    return x + 1",
             tests="assert f(1) == 2",
             entry_point="f",
             wall_seconds=3.0,
@@ -121,6 +121,13 @@ def test_a_failure_of_the_grader_is_no_score(error: Exception, finish: str, exam
     found = attempted(suite(tmp_path), GOOD.removesuffix("```"), finish)
     assert (found.state, found.scores, found.trajectory.failure) == (State.UNSCORED, {}, "")
     assert found.trajectory.error == f"not graded: {error}"
+
+
+def test_what_is_run_has_the_imports_that_the_program_lacks(examiner: Examiner, tmp_path: Path) -> None:
+    program = "def f(x: List[int]):\n    return math.floor(x) + 1"
+    found = attempted(suite(tmp_path), f"```python\n{program}\n```")
+    assert examiner.exams[0].code == f"from typing import List; import math\n{program}"
+    assert found.trajectory.answer == program, "the record keeps what the model wrote"
 
 
 def test_a_program_without_a_mark_is_no_score(tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ def test_of_a_cut_answer_only_what_something_ended_is_complete() -> None:
     assert run(code_in(f"{GOOD}\nThis fun", "f", cut=True)) == 2
 
 
+def test_only_missing_names_are_imported() -> None:
+    assert with_imports(GOOD) == GOOD
+    assert with_imports("import math\nprint(math.pi)") == "import math\nprint(math.pi)"
+    assert with_imports("def gcd(a, b): ...\ngcd(1, 2)") == "def gcd(a, b): ...\ngcd(1, 2)", "its own stays its own"
+    assert with_imports("print(sqrt(2), Counter())") == (
+        "from collections import Counter; from math import sqrt\nprint(sqrt(2), Counter())"
+    )
+    assert with_imports("def f(:") == "def f(:"
+
+
 def test_a_class_is_left_as_it_is() -> None:
     code = "class Solution:\n    def f(self, x):\n        return x + 1\n"
     assert code_in(f"```python\n{code}```\n```python\nprint(Solution().f(1))\n```", "Solution.f") == code.rstrip("\n")

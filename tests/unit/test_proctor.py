@@ -126,7 +126,12 @@ DETAILS = {
         "wrong_answer",
         "raise AssertionError('no'): AssertionError: no: f(1) returned 1",
     ),
-    "cannot be used": ("pass", "assert abs(f(1) - 2) < 1", "wrong_answer", "assert abs(f(1) - 2) < 1: TypeError: unsupported operand type(s) for -: 'NoneType' and 'int': f(1) returned None"),
+    "cannot be used": (
+        "pass",
+        "assert abs(f(1) - 2) < 1",
+        "wrong_answer",
+        "assert abs(f(1) - 2) < 1: TypeError: unsupported operand type(s) for -: 'NoneType' and 'int': f(1) returned None",
+    ),
     "no plain value": (
         "return f",
         "assert f(1) == 2",

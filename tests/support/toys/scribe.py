@@ -19,24 +19,25 @@ class Scribe(Toy):
         variant = Variant(name="scribe", role="reference", engine="toys.engine", weights="toy")
         super().__init__(variant, ToyOptions(), Launch(log=Path(), start_seconds=1, request_seconds=1))
         self.write, self.finish = write, finish
-        self.prompt = ""
+        self.prompts: dict[tuple[int, ...], str] = {}
         self.asked: list[Any] = []
         self.sampled: list[Sampling] = []
 
     async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        self.prompt = prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)
-        return await super().tokenize(prompt)
+        ids = await super().tokenize(prompt)
+        self.prompts[ids] = prompt if isinstance(prompt, str) else prompt[-1].content
+        return ids
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
-        return self._written(tuple(ids), sampling)
+        return self._written(tuple(ids), self.prompts[tuple(ids)], sampling)
 
     async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
-        return self._written(chat, sampling)
+        return self._written(chat, chat.messages[-1].content, sampling)
 
-    def _written(self, asked: Any, sampling: Sampling) -> Completion:
+    def _written(self, asked: Any, prompt: str, sampling: Sampling) -> Completion:
         self.asked.append(asked)
         self.sampled.append(sampling)
-        return Completion(text=self.write(self.prompt), finish=self.finish, prompt_tokens=7, retries=1)
+        return Completion(text=self.write(prompt), finish=self.finish, prompt_tokens=7, retries=1)
 
 
 class Idle(Sandbox):

@@ -1,0 +1,117 @@
+"""A harness that is killed or stopped while programs run: nothing of them lives on, and nobody waits for them."""
+
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from toys.runs import run_file
+from toys.walls import alive, gone
+
+HARNESS = """
+import sys, threading
+from evalrig.plugins import find
+from evalrig.sandbox import Limits, Sandbox, probe
+sandbox = find("sandboxes", "bwrap", Sandbox, "sandbox")(False)
+probe(sandbox)
+program = sys.argv[1]
+print("ready", flush=True)
+def go(slot):
+    while True:
+        sandbox.run(program, b"", Limits(wall_seconds=float(sys.argv[2])), slot)
+threads = [threading.Thread(target=go, args=(slot,)) for slot in range(4)]
+[thread.start() for thread in threads]
+"""
+STUBBORN = """
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv("/usr/bin/python3", ["python3", "-c", "import time; time.sleep(90) # {tag}"])
+    os._exit(0)
+os.execv("/usr/bin/python3", ["python3", "-c", "import time; time.sleep(90) # {tag}"])
+"""
+
+
+def harness(program: str, wall: float) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", HARNESS, program, str(wall)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def until(reached: object, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():  # type: ignore[operator]
+        assert time.monotonic() < end, "the moment did not come"
+        time.sleep(0.02)
+
+
+def test_a_killed_harness_takes_its_programs_and_their_daemons_along():
+    tag = "tag" + secrets.token_hex(8)
+    process = harness(STUBBORN.format(tag=tag), 60)
+    until(lambda: len([line for line in alive(tag) if line.startswith("python3 -c import")]) == 8)
+    kill(process)
+    assert gone(tag, 2.0), alive(tag)
+
+
+def test_a_harness_killed_in_the_middle_of_starts_leaves_nothing():
+    """Four starts at once, over and over: between fork and the last set-up step nobody is bound to anybody yet."""
+    chance = random.Random(7)
+    for _ in range(6):
+        folder = secrets.token_hex(8)
+        process = harness(f"import time; time.sleep(0.03) # {folder}", 60)
+        time.sleep(chance.uniform(0.0, 0.4))
+        started = psutil.Process(process.pid).children(recursive=True)
+        kill(process)
+        _, left = psutil.wait_procs(started, timeout=3)
+        assert not left
+
+
+def code_run(folder: Path, program: str, **changes: object) -> Path:
+    return run_file(
+        folder,
+        {"cheap": {"noise": 0.02}},
+        suites={"programs": {"kind": "toys.programs", "options": {"program": program}}},
+        gates={"solved": {"kind": "noninferior", "suite": "programs", "metric": "solved", "margin": 0.3}},
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_waits_for_no_program(tmp_path, number):
+    tag = "tag" + secrets.token_hex(8)
+    path = code_run(tmp_path, STUBBORN.format(tag=tag))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evalrig", "run", str(path)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    until(lambda: alive(f"sleep(90) # {tag}") or process.poll() is not None, 90)
+    assert process.poll() is None, process.communicate()
+    began = time.monotonic()
+    process.send_signal(number)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 3, err
+    assert "Traceback" not in err
+    assert gone(f"sleep(90) # {tag}")
+    [verdict] = (tmp_path / "runs").glob("toy/2*/verdict.json")
+    assert json.loads(verdict.read_bytes())["outcome"] == "INVALID"
