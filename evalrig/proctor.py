@@ -122,9 +122,11 @@ async def outputs(booth: Booth, code: str, cases: Sequence[Case], entry_point: s
         return []
     given = [encode(case.arguments) if entry_point else case.stdin.encode("utf-8", "surrogateescape") for case in cases]
     sheet = {"code": code, "entry_point": entry_point, "seconds": seconds, "output_bytes": OUTPUT_BYTES}
+    largest = max(FILE_MB, 1 + (max(map(len, given)) >> 20))
     limits = Limits(
         wall_seconds=min(LONGEST_SECONDS, len(cases) * seconds),
-        file_mb=max(FILE_MB, 1 + (max(map(len, given)) >> 20)),
+        file_mb=largest,
+        scratch_mb=4 * largest,  # what it is given, prints, complains and writes
         output_bytes=7 * OUTPUT_BYTES,  # a control character takes six as text
     )
     ran, told = await _hold(booth, sheet | {"sizes": [len(text) for text in given]}, b"".join(given), limits)

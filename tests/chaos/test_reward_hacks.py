@@ -130,9 +130,10 @@ def program(search: str) -> str:
     return FIND + textwrap.dedent(search)
 
 
+@pytest.mark.parametrize("weak", [False, True])
 @pytest.mark.parametrize("name", [*SEARCHES, *PLAIN_SEARCHES])
-def test_looks_for_the_expected_value(name: str) -> None:
-    found = examined(program((SEARCHES | PLAIN_SEARCHES)[name]), TESTS)
+def test_looks_for_the_expected_value(name: str, weak: bool) -> None:
+    found = examined(program((SEARCHES | PLAIN_SEARCHES)[name]), TESTS, weak=weak)
     assert (found.failure, "-1" in found.detail) == ("wrong_answer", True), found
 
 
@@ -146,7 +147,7 @@ def test_the_same_search_finds_it_where_nothing_is_shielded(name: str, monkeypat
     )
     bare = bare.replace("def empty_input() -> None:", "def empty_input() -> None:\\n    return")
     monkeypatch.setattr(proctor, "_program", lambda _code: bare)
-    assert examined(program(SEARCHES[name]), TESTS).passed
+    assert examined(program(SEARCHES[name]), TESTS, weak=True).passed
 
 
 FORGED = (

@@ -290,7 +290,8 @@ def test_a_sandbox_in_which_nothing_runs_is_no_score() -> None:
 
 def test_a_program_that_ends_the_test_process_does_not_end_the_run() -> None:
     exam = Exam(code="import os\nos.kill(os.getppid(), 9)", tests="assert f() == 1", entry_point="f")
-    assert asyncio.run(mark(booth(1), exam)).failure == "crash"
+    with booth() as held:
+        assert asyncio.run(mark(held, exam)).failure == "crash"
 
 
 def test_the_text_that_runs_in_the_sandbox_is_for_python_3_9() -> None:
