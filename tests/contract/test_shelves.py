@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,12 +123,13 @@ def test_a_suite_has_metrics_and_can_be_attempted(kind: str) -> None:
     async def attempt() -> Attempt:
         toy = Toy(variant, ToyOptions(), Launch(log=Path(), start_seconds=1, request_seconds=1))
         await toy.start()
-        if suite.runs_code:
-            suite.equip(booth(1))
         trace = await suite.trace(toy, sample, 0, 1) if suite.traced else None
         return await suite.attempt(toy, sample, 0, trace)
 
-    found = asyncio.run(attempt())
+    with booth() if suite.runs_code else nullcontext() as held:
+        if held:
+            suite.equip(held)
+        found = asyncio.run(attempt())
     assert found.state is State.SCORED
     assert {metric.score for metric in suite.metrics if metric.kind != "distance"} <= set(found.scores)
     assert all(np.isfinite(value) for value in found.scores.values())

@@ -10,16 +10,17 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 from toys.booth import booth
+from toys.engine import Toy, ToyOptions
 from toys.runs import carry_out, run_file
-from toys.scribe import Scribe, written
+from toys.scribe import written
 
-from evalrig.engine import Chat, Sampling
+from evalrig.engine import Chat, Launch, Sampling
 from evalrig.errors import EngineError, UsageError
 from evalrig.proctor import Exam, Mark
 from evalrig.sandbox import Booth, SandboxUnavailable
 from evalrig.suite import Attempt
 from evalrig.suites.code_repair import LONGEST, CodeRepair, CodeRepairOptions
-from evalrig.types import Completion, Message, State
+from evalrig.types import Completion, Message, State, Variant
 
 PROMPT = 'def f(x):\n    """Add one."""'
 ROW = {
@@ -47,12 +48,13 @@ Its tests fail: a test says no: got 0
 Repair it. Answer with the whole program in one ```python block."""
 
 
-class Author(Scribe):
+class Author(Toy):
     """Answers turn by turn; an error in place of a text is raised."""
 
     def __init__(self, *answers: str | Completion | EngineError) -> None:
-        super().__init__(lambda _: "")
-        self.answers = answers
+        variant = Variant(name="author", role="reference", engine="toys.engine", weights="toy")
+        super().__init__(variant, ToyOptions(), Launch(log=Path(), start_seconds=1, request_seconds=1))
+        self.answers_left = list(answers)
         self.heard: list[tuple[Message, ...]] = []
 
     async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
@@ -60,13 +62,15 @@ class Author(Scribe):
         self.heard.append(tuple(prompt))
         return await super().tokenize(prompt)
 
-    def _written(self, asked: Any, sampling: Sampling) -> Completion:
-        self.asked.append(asked)
-        self.sampled.append(sampling)
-        answer = self.answers[len(self.asked) - 1]
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        answer = self.answers_left.pop(0)
         if isinstance(answer, EngineError):
             raise answer
         return answer if isinstance(answer, Completion) else Completion(text=answer, finish="stop", retries=1)
+
+    async def chat(self, chat: Chat, sampling: Sampling) -> Completion:
+        assert chat.messages == self.heard[-1], "the digest is of what was asked"
+        return await self.generate((), sampling)
 
 
 class Examiner:
@@ -123,7 +127,7 @@ def test_solved_at_the_first_second_or_third_try_or_never(
     assert (found.state, found.trajectory.failure) == (State.SCORED, failure)
     assert found.scores == {f"solved@{turn}": score for turn, score in enumerate(scores, 1)}
     assert [turn.text for turn in found.trajectory.turns] == answers, "every turn is kept"
-    assert len(author.asked) == len(answers), "who has solved it is not asked again"
+    assert len(author.heard) == len(answers), "who has solved it is not asked again"
     assert (found.retries, found.sandbox) == (len(answers), "idle 1")
 
 
@@ -152,8 +156,7 @@ def test_the_chat_route_passes_back_what_the_engine_gave_with_its_reasoning(exam
     thought = Message(role="assistant", content=BAD, reasoning="two is more than one")
     said = Completion(text=BAD, finish="stop", message=thought)
     _, author = attempted(suite(tmp_path, route="chat"), said, GOOD)
-    assert isinstance(author.asked[1], Chat)
-    assert author.asked[1].messages[1] == thought
+    assert author.heard[1][1] == thought
 
 
 def test_what_a_program_says_is_shown_in_one_bounded_line(examiner: Examiner, tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ def test_an_answer_that_a_limit_cuts_in_the_second_turn_is_truncated(examiner: E
     cut = Completion(text="Let me think about it", finish="length")
     found, author = attempted(suite(tmp_path), BAD, cut)
     assert (found.state, found.scores, found.trajectory.failure) == (State.TRUNCATED, {}, "truncated")
-    assert len(found.trajectory.turns) == len(author.asked) == 2
+    assert len(found.trajectory.turns) == len(author.heard) == 2
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_a_sandbox_that_fails_is_no_answer_of_the_model(examiner: Examiner, tmp_
     assert (found.state, found.scores, found.trajectory.failure) == (State.UNSCORED, {}, "")
     assert "no room" in found.trajectory.error
     first, author = attempted(suite(tmp_path, {**ROW, "wrong_solutions": ["\n    boom\n"]}), GOOD)
-    assert (first.state, first.scores, author.asked) == (State.UNSCORED, {}, [])
+    assert (first.state, first.scores, author.heard) == (State.UNSCORED, {}, [])
 
 
 def test_a_wrong_program_that_passes_is_refused(examiner: Examiner, tmp_path: Path) -> None:
@@ -296,8 +299,8 @@ def test_a_shipped_problem_is_repaired_in_the_real_sandbox() -> None:
         f"```python\n{row['prompt']}{body}\n```" for body in (row["wrong_solutions"][1], row["canonical_solution"])
     )
     author = Author(still_wrong, right)
-    real = booth(2)
-    found = written(asked, sample, author, booth=real)
+    with booth() as real:
+        found = written(asked, sample, author, booth=real)
     assert found.scores == {"solved@1": 0.0, "solved@2": 1.0, "solved@3": 1.0}
     assert found.sandbox == real.label
     assert all("Its tests fail: " in heard[-1].content for heard in author.heard)
