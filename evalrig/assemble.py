@@ -186,7 +186,12 @@ def _gates_fit(config: RunConfig, suites: Mapping[str, Suite]) -> None:
         kind = find("gates", gate.kind, Gate, f"gates.{name}.kind")
         if gate.suite not in suites:
             continue
+        own = options(gate.options, kind.Options, f"gates.{name}.options")
+        if why := kind.unfit(own, suites[gate.suite].failures):
+            raise UsageError(f"gates.{name}: {why}")
         metrics = {metric.name: metric for metric in suites[gate.suite].metrics}
+        if not gate.metric and kind.accepts(None):
+            continue
         if (
             gate.metric in {metric.name for metric in type(suites[gate.suite]).metrics} - metrics.keys()
             and not gate.gating
@@ -276,4 +281,5 @@ def _facts(kind: str, suite: Suite, samples: tuple[Sample, ...]) -> SuiteFacts:
         samples=samples,
         chat=suite.needs().chat,
         rescored=suite.rescored,
+        failures=suite.failures,
     )

@@ -1,7 +1,8 @@
 """From records to what gates judge: pairs by sample id, and distances token by token. Reads the run folder, nothing else."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from evalrig.types import AGAIN, REFERENCE, RESCORED, Metric, Record, State
 
 ZERO_STATES = (State.REFUSED, State.TRUNCATED)
 """Model behaviour: score 0, in the denominator."""
+Valued: TypeAlias = Callable[[Record], float | None]
+"""What one attempt counts for; None: it is missing."""
 
 
 class Gathered:
@@ -83,6 +86,11 @@ class Gathered:
             floors=self.floors,
             growths={name: growth for name, growth in growths.items() if growth is not None},
             responses={suite.name: self.reading(suite, candidate).responses for suite in traced},
+            failures={
+                (suite.name, word): self.failing(suite, word, candidate, suite.samples)
+                for suite in self.plan.suites
+                for word in suite.failures
+            },
         )
 
     def texts(self, suite: SuitePlan) -> Texts:
@@ -117,9 +125,17 @@ class Gathered:
 
     def pairs(self, suite: SuitePlan, metric: Metric, arm: str, ids: Sequence[str]) -> Pairs:
         """Reference and `arm` on the planned samples `ids`, paired by id: a row lost in one arm moves no other."""
+        return self._paired(suite, metric, arm, ids, lambda record: _score(record, metric))
+
+    def failing(self, suite: SuitePlan, word: str, arm: str, ids: Sequence[str]) -> Pairs:
+        """As `pairs`, with the share of a sample's attempts that failed in one way in place of a score: less is better."""
+        failure = Metric(name=word, kind="binary", units="points", scale=100.0)
+        return self._paired(suite, failure, arm, ids, lambda record: _failed_so(record, word))
+
+    def _paired(self, suite: SuitePlan, metric: Metric, arm: str, ids: Sequence[str], value_of: Valued) -> Pairs:
         ordered = tuple(sorted(ids))
         of = self.samples[suite.name]
-        ours, theirs = (self._scores(name, suite, metric, ordered) for name in (REFERENCE, arm))
+        ours, theirs = (self._values(name, suite, metric, value_of, ordered) for name in (REFERENCE, arm))
         ungraded = self._ungraded(REFERENCE, suite) | self._ungraded(arm, suite)
         lost = np.array([name in ungraded for name in ordered], np.bool_)
         return Pairs(
@@ -134,11 +150,13 @@ class Gathered:
         """Samples on which the grader failed: that says nothing of the arm, so they are missing in both."""
         return {record.sample for record in self.records[arm, suite.name] if record.state is State.UNSCORED}
 
-    def _scores(self, arm: str, suite: SuitePlan, metric: Metric, ids: Sequence[str]) -> NDArray[np.float64]:
+    def _values(
+        self, arm: str, suite: SuitePlan, metric: Metric, value_of: Valued, ids: Sequence[str]
+    ) -> NDArray[np.float64]:
         """One number a sample of its epochs; NaN where any epoch is missing, so that an arm cannot drop its bad ones."""
         found: dict[str, dict[int, float]] = {}
         for record in self.records[arm, suite.name]:
-            value = _score(record, metric)
+            value = value_of(record)
             if value is not None:
                 found.setdefault(record.sample, {})[record.epoch] = value
         whole = {name: epochs for name, epochs in found.items() if len(epochs) == suite.epochs}
@@ -228,3 +246,15 @@ def _score(record: Record, metric: Metric) -> float | None:
     if record.state is State.SCORED:
         return record.scores.get(metric.score)
     return 0.0 if record.state in ZERO_STATES and metric.kind == "binary" else None
+
+
+def failure_of(record: Record) -> str | None:
+    """How an attempt failed; empty: it did not; None: it is missing. What a limit cut or the model declined failed by that."""
+    if record.state is State.SCORED:
+        return record.trajectory.failure
+    return record.trajectory.failure or record.state.value if record.state in ZERO_STATES else None
+
+
+def _failed_so(record: Record, word: str) -> float | None:
+    failure = failure_of(record)
+    return None if failure is None else float(failure == word)

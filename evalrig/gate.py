@@ -1,7 +1,7 @@
 """What a gate is: one rule, applied to one candidate's evidence, with a margin that was fixed before the run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -68,6 +68,8 @@ class Evidence:
     """Suite -> how the distance changes along the answer."""
     responses: Mapping[str, Responses] = field(default_factory=dict[str, Responses])
     """Suite -> whole responses that the reference drew."""
+    failures: Mapping[tuple[str, str], Pairs] = field(default_factory=dict[tuple[str, str], Pairs])
+    """(suite, word) -> share of each sample's attempts that failed so; missing where its scores are missing."""
 
 
 class Gate(ABC):
@@ -83,8 +85,13 @@ class Gate(ABC):
 
     @classmethod
     def accepts(cls, metric: Metric | None) -> bool:
-        """Can this gate judge that metric of its suite?"""
+        """Can this gate judge that metric of its suite? None: a gate that names no metric."""
         return True
+
+    @classmethod
+    def unfit(cls, options: Any, failures: Sequence[str]) -> str:
+        """Why it cannot judge a suite whose attempts fail with these words; empty: it can."""
+        return ""
 
     @abstractmethod
     def check(self, evidence: Evidence) -> Check:

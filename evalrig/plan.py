@@ -27,6 +27,8 @@ class SuiteFacts:
     chat: bool = False
     """It asks through the engine's chat route."""
     rescored: bool = False
+    failures: tuple[str, ...] = ()
+    """Words for how its attempts fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class SuitePlan:
     """Digest of the chosen samples with prompts and targets."""
     rescored: bool = False
     """Every variant answers by itself, and the reference scores what the others said."""
+    failures: tuple[str, ...] = ()
+    """Words for how its attempts fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +216,7 @@ def _suite_plan(config: RunConfig, name: str, fact: SuiteFacts) -> SuitePlan:
         again=tuple(repeated),
         sha256=sample_digest(chosen),
         rescored=fact.rescored,
+        failures=fact.failures,
     )
 
 

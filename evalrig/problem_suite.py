@@ -18,20 +18,19 @@ class ProblemSuite(CodeSuite):
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Ask once, find the program, run its tests."""
         said, prompt = await self.ask(engine, sample, epoch)
-        key = key_of(sample)
-        code = self.found(said, key.entry_point, key.stub)
-        if code is None and said.finish == "length":
-            return await self._guessed(said, key, prompt)
-        mark = None if code is None else await self.marked(self._exam(key, code))
+        code, mark = await self.tried(said, key_of(sample))
         return self.graded((said,), code, mark, prompt)
 
-    async def _guessed(self, said: Completion, key: Key, prompt_sha256: str) -> Attempt:
-        """Of a cut answer: what passes is solved, for the limit took nothing that counts; all else is truncated."""
-        code = self.guess(said, key.entry_point, key.stub)
+    async def tried(self, said: Completion, key: Key) -> tuple[str | None, Mark | str | None]:
+        """The program in an answer, and its mark. Of a cut answer: what passes is solved, for the limit took nothing that counts;
+        of all else there is no program."""
+        code = self.found(said, key.entry_point, key.stub)
+        cut = code is None and said.finish == "length"
+        code = self.guess(said, key.entry_point, key.stub) if cut else code
         mark = None if code is None else await self.marked(self._exam(key, code))
-        if isinstance(mark, Mark) and not mark.passed:
-            code, mark = None, None
-        return self.graded((said,), code, mark, prompt_sha256)
+        if cut and isinstance(mark, Mark) and not mark.passed:
+            return None, None
+        return code, mark
 
     def _exam(self, key: Key, code: str) -> Exam:
         return Exam(

@@ -98,6 +98,12 @@ class _Tested(msgspec.Struct):
     code: str = ""
 
 
+class _Wrong(msgspec.Struct):
+    prompt: str = ""
+    text: str = ""
+    wrong_solutions: tuple[str, ...] = ()
+
+
 class _Further(msgspec.Struct):
     base_input: list[list[Any]] = []
     plus_input: list[list[Any]] = []
@@ -111,20 +117,38 @@ def read(path: Path, where: str) -> list[Problem]:
     Raises:
         UsageError: no such file, or a line that is no problem.
     """
+    found: dict[str, Problem] = {}
+    for number, line in _lines(path, where):
+        problem = _problem(line, here := f"{where}: {path} line {number}")
+        if problem.id in found:
+            raise UsageError(f"{here}: id {problem.id!r} occurs twice; rename one")
+        found[problem.id] = problem
+    return list(found.values())
+
+
+def wrong_solutions(path: Path, where: str) -> dict[str, tuple[str, ...]]:
+    """Whole programs that fail the tests, by the problem's id; none where a line has no `wrong_solutions`. Errors as `read`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for number, line in _lines(path, where):
+        here = f"{where}: {path} line {number}"
+        problem = _problem(line, here)
+        try:
+            wrong = msgspec.json.decode(line, type=_Wrong)
+        except msgspec.MsgspecError as error:
+            raise UsageError(f"{here}: {error}; `wrong_solutions` is a list of programs") from error
+        found[problem.id] = tuple(_whole(wrong.prompt or wrong.text, program) for program in wrong.wrong_solutions)
+    return found
+
+
+def _lines(path: Path, where: str) -> list[tuple[int, bytes]]:
+    """The lines that hold something, numbered from 1."""
     try:
         raw = path.read_bytes()
         lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).splitlines()
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"{where}: cannot read {str(path)!r}: {why}; give a JSONL file of problems") from error
-    found: dict[str, Problem] = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            problem = _problem(line, here := f"{where}: {path} line {number}")
-            if problem.id in found:
-                raise UsageError(f"{here}: id {problem.id!r} occurs twice; rename one")
-            found[problem.id] = problem
-    return list(found.values())
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def sample_of(problem: Problem, prompting: str) -> Sample:
@@ -193,7 +217,10 @@ def _problem(line: bytes, where: str) -> Problem:
 
 def _solution(prompt: str, tested: _Tested) -> str:
     """The whole reference program, where one is given: HumanEval's continues the prompt."""
-    given = tested.canonical_solution or tested.code
+    return _whole(prompt, tested.canonical_solution or tested.code)
+
+
+def _whole(prompt: str, given: str) -> str:
     return prompt + given if given and opens(prompt) and given[:1] in (" ", "\t", "\n") else given
 
 

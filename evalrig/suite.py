@@ -37,8 +37,11 @@ def sound(attempt: Attempt, suite: "Suite") -> Attempt:
     """The attempt, or in place of one with NaN or infinite numbers a missing one: a comparison with NaN would say "wrong".
 
     Raises:
-        UsageError: the suite gave a binary metric a score that no judge can take.
+        UsageError: the suite gave a binary metric a score that no judge can take, or a failure a word that it has not named.
     """
+    word = attempt.trajectory.failure
+    if word and word not in suite.failures:
+        raise UsageError(f"suites.{suite.name}: a failure {word!r}, not among its `failures`; name it there")
     for metric in suite.metrics:
         score = attempt.scores.get(metric.score, 0.0)
         if metric.over != "mean" and score not in (0.0, 1.0) and not np.isnan(score):

@@ -2,7 +2,7 @@
 
 import re
 
-from evalrig.report import certified
+from evalrig.report import certified, failing
 from evalrig.report.distances import FLOOR
 from evalrig.report.proved import LEVEL_WORDS
 from evalrig.report.shown import Card, Page
@@ -55,6 +55,7 @@ def _notes(page: Page, shown: tuple[Card, ...]) -> list[str]:
         f"Diagnostic for {card.name}, no effect on the verdict: {text}" for card in shown for text in card.remarks
     ]
     notes.append(f"Validity: {page.validity.summary}")
+    notes += failing.summed_up(page.suites)
     views = page.distances
     notes += certified.summed_up([(view.suite, view.certificates) for view in views])
     notes += [

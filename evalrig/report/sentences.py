@@ -11,6 +11,7 @@ MOST_REASONS = 4
 OWN: Mapping[str, Metric] = {
     "position_growth": Metric(name="growth", kind="distance", units="% per doubling", scale=100.0),
     "certificate": Metric(name="certificate", kind="distance", units="points", scale=100.0),
+    "failure_drift": Metric(name="failures", kind="binary", units="points", scale=100.0),
 }
 """Kinds of gates whose margin is not in the units of the metric that they are named with."""
 
@@ -121,9 +122,10 @@ def remarks(verdict: CandidateVerdict, plan: Plan) -> list[str]:
 
 def _degraded(check: Check, plan: Plan) -> bool:
     """The whole interval is a loss; a distance cannot be a gain."""
-    metric = metric_of(gate_of(check, plan), plan)
+    gate = gate_of(check, plan)
+    metric = metric_of(gate, plan)
     high = check.estimate.high if check.estimate else None
-    if metric is None or high is None or metric.kind == "distance":
+    if gate is None or metric is None or high is None or metric.kind == "distance" or gate.kind in OWN:
         return False
     other = plan.suite(check.suite).metrics  # beside a distance, a lower logprob is that distance once more
     return high < 0 and all(one.kind != "distance" for one in other)
@@ -132,7 +134,7 @@ def _degraded(check: Check, plan: Plan) -> bool:
 def _remark(check: Check, plan: Plan) -> str:
     gate = gate_of(check, plan)
     metric = metric_of(gate, plan)
-    if gate is None or metric is None or check.estimate is None or metric.kind == "distance":
+    if gate is None or metric is None or check.estimate is None or metric.kind == "distance" or gate.kind in OWN:
         return f"{check.gate} ({check.suite}): {check.reason}"
     size = {
         CheckOutcome.FAILED: "a loss beyond its margin of {} is shown",

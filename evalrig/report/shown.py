@@ -150,13 +150,42 @@ class MetricView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRow:
+    """One way of failing."""
+
+    word: str
+    reference: str
+    candidate: str
+    """Shares of each arm's attempts."""
+    estimate: str
+    interval: str
+    reading: str
+    p_below: str
+    p_above: str
+    noise: str
+    """The reference against itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureView:
+    """How one candidate's attempts failed on one suite."""
+
+    candidate: str
+    role: str
+    rows: tuple[FailureRow, ...]
+    note: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteView:
-    """One suite and its paired metrics."""
+    """One suite, its paired metrics, and how its attempts failed."""
 
     name: str
     family: str
     size: str
     metrics: tuple[MetricView, ...]
+    failures: tuple[FailureView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,12 @@ from io import StringIO
 from evalrig.analysis.power import cannot_decide, power_rows
 from evalrig.plan import GatePlan, Plan
 from evalrig.records import RunFolder
+from evalrig.report.failing import KIND
 from evalrig.report.sentences import headline, metric_of
 from evalrig.report.view import uncovered
 from evalrig.report.words import count, margin_words, visible
 from evalrig.stability import LOG, STABILITY
-from evalrig.types import Level, Metric, Outcome, Verdict
+from evalrig.types import CheckOutcome, Level, Metric, Outcome, Verdict
 
 WIDTH = 100
 """Of captured output, so that it is the same everywhere."""
@@ -40,6 +41,13 @@ def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
         visible(f"{found.rule}: {found.text}")
         for found in verdict.validity
         if found.rule in (STABILITY, LOG) and found.level is not Level.OK
+    ]
+    lines += [
+        visible(f"{gate.name}, {name}: {check.reason}")
+        for gate in plan.gates
+        for name, one in verdict.candidates.items()
+        for check in one.checks
+        if (gate.kind, gate.gating, check.gate) == (KIND, False, gate.name) and check.outcome is CheckOutcome.FAILED
     ]
     if stopped:
         lines.append(visible(f"stopped: {stopped}"))
@@ -76,7 +84,9 @@ def planned(plan: Plan, text: str) -> str:
     lines += [f"{count(len(plan.cells), 'cell')}, {count(attempts, 'call of a suite', 'calls of suites')}:", ""]
     cells = [(c.variant, c.suite, f"{c.epoch}", c.stage, f"{len(c.samples):,}") for c in plan.cells]
     lines += [_table(("variant", "suite", "epoch", "stage", "samples"), cells), ""]
-    gates = [(g.name, g.suite, g.metric, _margin(g, plan), "gating" if g.gating else "diagnostic") for g in plan.gates]
+    gates = [
+        (g.name, g.suite, g.metric or "-", _margin(g, plan), "gating" if g.gating else "diagnostic") for g in plan.gates
+    ]
     lines += [_table(("gate", "suite", "metric", "margin", "role"), gates), ""]
     if plan.unused_gates:
         lines += [f"gates not applied, their suite is not in this run: {', '.join(plan.unused_gates)}", ""]

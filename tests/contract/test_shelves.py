@@ -4,7 +4,8 @@ import asyncio
 import json
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass
+from contextlib import nullcontext
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from evalrig import fetch
 from evalrig.config.load import options
 from evalrig.engine import Capabilities, Engine, Launch
 from evalrig.errors import UsageError
-from evalrig.gate import Gate
+from evalrig.gate import Distances, Evidence, Gate
 from evalrig.plan import GatePlan
 from evalrig.plugins import find, kinds
 from evalrig.runner import Runner
 from evalrig.suite import Attempt, Suite
-from evalrig.types import CheckOutcome, State, Variant
+from evalrig.types import CheckOutcome, Metric, State, Variant
 
 SHELVES: dict[str, type] = {"engines": Engine, "suites": Suite, "gates": Gate, "runners": Runner}
 EVERY = [(shelf, kind) for shelf in SHELVES for kind in kinds(shelf)]
@@ -128,7 +129,10 @@ def test_a_suite_has_metrics_and_can_be_attempted(kind: str) -> None:
         trace = await suite.trace(toy, sample, 0, 1) if suite.traced else None
         return await suite.attempt(toy, sample, 0, trace)
 
-    found = asyncio.run(attempt())
+    with booth() if suite.runs_code else nullcontext() as held:
+        if held:
+            suite.equip(held)
+        found = asyncio.run(attempt())
     assert found.state is State.SCORED
     assert {metric.score for metric in suite.metrics if metric.kind != "distance"} <= set(found.scores)
     assert all(np.isfinite(value) for value in found.scores.values())
@@ -143,16 +147,22 @@ def test_a_suite_has_metrics_and_can_be_attempted(kind: str) -> None:
 
 def gate_of(kind: str) -> tuple[Gate, Any]:
     owner = kind_of("gates", kind)
-    metric = next(metric for metric in (ACCURACY, LEAD, KL) if owner.accepts(metric))
-    plan = GatePlan(name="g", kind=kind, suite="quiz", metric=metric.name, margin=0.05, gating=True)
-    return owner(plan, owner.Options()), metric
+    metric = next((metric for metric in (ACCURACY, LEAD, KL) if owner.accepts(metric)), None)
+    plan = GatePlan(name="g", kind=kind, suite="quiz", metric=metric.name if metric else "", margin=0.05, gating=True)
+    return owner(plan, owner.Options()), metric or ACCURACY
+
+
+def measured(metric: Metric, reference: list[float], candidate: list[float], tokens: Distances) -> Evidence:
+    """The same numbers as scores, as failures and as distances: a gate takes what it judges."""
+    one = pairs(reference, candidate, metric)
+    return replace(evidence({metric.name: one}, tokens, tokens), failures={("quiz", "timeout"): one})
 
 
 @pytest.mark.parametrize("kind", kinds("gates"))
 def test_a_gate_of_no_evidence_is_undecided_with_a_reason(kind: str) -> None:
     gate, metric = gate_of(kind)
     empty = distances(np.zeros(0))
-    for nothing in (evidence(), evidence({metric.name: pairs([], [], metric)}, empty, empty)):
+    for nothing in (evidence(), measured(metric, [], [], empty)):
         found = gate.check(nothing)
         assert found.outcome is CheckOutcome.UNDECIDED
         assert (found.gate, found.suite, found.gating) == ("g", "quiz", True)
@@ -164,5 +174,5 @@ def test_a_gate_of_no_evidence_is_undecided_with_a_reason(kind: str) -> None:
 def test_a_gate_does_not_judge_from_one_pair(kind: str) -> None:
     gate, metric = gate_of(kind)
     one = distances(np.array([0.5]), prompts=1)
-    found = gate.check(evidence({metric.name: pairs([1.0], [1.0], metric)}, one, one))
+    found = gate.check(measured(metric, [1.0], [1.0], one))
     assert found.outcome is CheckOutcome.UNDECIDED

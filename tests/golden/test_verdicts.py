@@ -29,6 +29,14 @@ OUTCOMES = {
     "broken": "INVALID",
     "lost": "INVALID",
 }
+CODING = {
+    "suites": {"code": {"kind": "toys.coding", "options": {"slow": {"late": 0.6}, "silent": {"late": 199}}}},
+    "gates": {
+        "solved": {"kind": "noninferior", "suite": "code", "metric": "solved", "margin": 0.1},
+        "failures": {"kind": "failure_drift", "suite": "code", "margin": 0.05},
+    },
+}
+"""Two candidates that solve what the reference solves; one of them runs into the time limit where the reference is wrong."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -40,6 +48,19 @@ def test_records_give_the_golden_verdict(case, golden, tmp_path, monkeypatch):
     assert finished.verdict.outcome == OUTCOMES[case]
     golden(f"{case}.verdict.json", (finished.folder.path / "verdict.json").read_bytes())
     golden(f"{case}.junit.xml", (finished.folder.path / "junit.xml").read_bytes())
+
+
+def test_equal_scores_that_fail_otherwise(golden, tmp_path, monkeypatch):
+    """The verdict, and what the report shows of how answers failed."""
+    monkeypatch.chdir(tmp_path)
+    candidates = {"late": {"noise": 0.02}, "quiet": {"noise": 0.02}}
+    path = run_file(Path(), candidates, name="golden-failing", runner={"engines": 1, "concurrency": 1}, **CODING)
+    finished = carry_out(path, progress=Silent())
+    assert {name: one.outcome for name, one in finished.verdict.candidates.items()} == {"late": "NO-GO", "quiet": "GO"}
+    golden("failing.verdict.json", (finished.folder.path / "verdict.json").read_bytes())
+    golden("failing.junit.xml", (finished.folder.path / "junit.xml").read_bytes())
+    [suite] = page(finished.folder, finished.verdict).suites
+    golden("failing.view.json", encode(suite.failures))
 
 
 def test_judging_again_gives_the_same_bytes(tmp_path, monkeypatch):
