@@ -217,7 +217,8 @@ def _chosen(suites: Mapping[str, Suite], config: RunConfig) -> dict[str, tuple[S
             raise UsageError(f"suites.{name}.options.suites: no suite {strange[0]!r} here that lends; known: {known}")
         if suite.sources:
             lent = {source: lenders[source] for source in suite.sources}
-            chosen[name] = _samples(name, suite.draw(lent), config)
+            graders = {source: grader for source in lent if (grader := suites[source].grader())}
+            chosen[name] = _samples(name, suite.draw(lent, graders), config)
     for name, suite in suites.items():
         suite.settle(chosen[name])
     return {name: chosen[name] for name in suites}

@@ -30,6 +30,8 @@ class Joined:
     cluster: str
     reference: Columns
     candidate: Columns
+    success: float | None = None
+    """How right the reference's answer is, 0..1; NaN: its grader cannot tell. None: nobody graded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,10 @@ RESCORED = "~reference"
 """Ending of a suite's name under which is filed what the reference makes of a variant's own answers. No suite can be named so."""
 FIXED = "fixed"
 """Tag of a sample, and `finish` of its trace, whose stream was given and not sampled: no certificate may use it."""
+SUCCESS = "success"
+"""Score of the reference's record alone: how right its trace answers the question of a suite that lent it, 0..1."""
+UNGRADED = "ungraded"
+"""Score 1 in place of `SUCCESS`, where the lending suite cannot tell."""
 
 
 class CheckOutcome(StrEnum):

@@ -20,8 +20,8 @@ from evalrig.content import content_dir
 from evalrig.engine import Capabilities, Engine, Penalties, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.sources import borrowed, prompts, texts
-from evalrig.suite import Attempt, Suite, ids_sha256
-from evalrig.types import FIXED, Completion, Metric, Sample, State, Trace, Trajectory
+from evalrig.suite import Attempt, Grader, Suite, ids_sha256
+from evalrig.types import FIXED, SUCCESS, UNGRADED, Completion, Metric, Sample, State, Trace, Trajectory
 
 LEGS = ("prefill", "cached_prefix", "decode")
 NONE = "none"
@@ -74,6 +74,7 @@ class Kl(Suite):
         if self.rescored:
             self.metrics = self.metrics[:1]
         self._own_path: frozenset[str] = frozenset()
+        self._questions: dict[str, tuple[Grader, Sample]] = {}
         if not (
             options.tokens >= 1 and options.top_k >= 1 and 0 < options.audit_share <= 1 and options.audit_tokens >= 1
         ):
@@ -107,10 +108,15 @@ class Kl(Suite):
             raise UsageError(f"{where}.leg: `decode` scores what variants answer, and {fixed!r} is fixed; leave it out")
         return rows
 
-    def draw(self, lent: Mapping[str, Sequence[Sample]]) -> list[Sample]:
+    def draw(self, lent: Mapping[str, Sequence[Sample]], graders: Mapping[str, Grader]) -> list[Sample]:
         """See `Suite.draw`."""
-        where = f"suites.{self.name}.options.suites"
-        return self.samples() + [row for name, rows in lent.items() for row in borrowed(name, rows, where)]
+        drawn = self.samples()
+        for name, questions in lent.items():
+            rows = borrowed(name, questions, f"suites.{self.name}.options.suites")
+            drawn += rows
+            if name in graders:
+                self._questions |= {row.id: (graders[name], own) for row, own in zip(rows, questions, strict=True)}
+        return drawn
 
     def settle(self, chosen: Sequence[Sample]) -> None:
         """The first prompts are those on which the path is checked: in the seeded order of the run that is a draw."""
@@ -153,12 +159,33 @@ class Kl(Suite):
         scores = {"logprob": mean, "tokens": float(len(trace.token_ids))} if np.isfinite(mean) else {}
         return Attempt(
             trajectory=Trajectory(turns=(turn,)),
-            scores={**scores, **await self._path(engine, sample, epoch, trace.prompt_ids)},
+            scores={
+                **scores,
+                **self._success(engine, trace),
+                **await self._path(engine, sample, epoch, trace.prompt_ids),
+            },
             prompt_sha256=ids_sha256([*own, *given]),
             tokens=scoring,
             audit=audit,
             retries=scoring.retries,
         )
+
+    def _success(self, engine: Engine, trace: Trace) -> dict[str, float]:
+        """How right the reference's own answer is, by the grader of the suite that lent the question: filed once, with it."""
+        if engine.variant.role != "reference" or trace.sample not in self._questions:
+            return {}
+        grade, question = self._questions[trace.sample]
+        said = Completion(
+            text=trace.text, token_ids=trace.token_ids, completion_tokens=len(trace.token_ids), finish=trace.finish
+        )
+        score = grade(question, said)
+        if score is None:
+            return {UNGRADED: 1.0}
+        if not 0.0 <= score <= 1.0:
+            raise UsageError(
+                f"suites.{self.name}: an answer to {trace.sample!r} was graded {score}; a grade lies in 0..1"
+            )
+        return {SUCCESS: score}
 
     async def _answered(self, engine: Engine, sample: Sample, epoch: int) -> Attempt:
         """The variant's own answer, with the list that each of its tokens was drawn from."""

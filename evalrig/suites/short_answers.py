@@ -15,7 +15,7 @@ from evalrig import answer
 from evalrig.content import content_dir
 from evalrig.engine import Capabilities, Chat, Engine, Sampling
 from evalrig.errors import UsageError
-from evalrig.suite import Attempt, Suite, ids_sha256
+from evalrig.suite import Attempt, Grader, Suite, ids_sha256
 from evalrig.types import Completion, Message, Metric, Sample, State, Trace, Trajectory
 
 ROUTES = ("completion", "chat")
@@ -100,6 +100,17 @@ class ShortAnswers(Suite):
         if fault := answer.unfit(question.answers, question.match):
             raise UsageError(f"{where}: {fault}; correct `answers` or `match`")
         return question
+
+    def grader(self) -> Grader:
+        """See `Suite.grader`: as its own answers are graded, but a text cut below `max_tokens` might still have come right."""
+
+        def grade(sample: Sample, said: Completion) -> float | None:
+            attempt = _graded(said, sample, self.options.thinking, "")
+            if attempt.state is State.TRUNCATED:
+                return 0.0 if said.completion_tokens >= self.options.max_tokens else None
+            return attempt.scores["accuracy"]
+
+        return grade
 
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Ask once, find the answer, compare."""
