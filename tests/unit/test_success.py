@@ -1,4 +1,4 @@
-"""Success of a candidate from the reference's own answers: graded by the suite that lent the question, filed once, shown with its status."""
+"""Success of a candidate from the reference's own answers: graded by the suite that lent the question, shown with its status."""
 
 import json
 from pathlib import Path
