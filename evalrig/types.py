@@ -50,6 +50,8 @@ NON_FINITE = "the engine gave non-finite logprobs"
 
 SPLIT = "split"
 """Flag of a fingerprint: the engine prefills and decodes in different servers."""
+SCORING = "scoring"
+"""Flag of a fingerprint: how the engine scores given tokens, in a few words, where that is not a prefill."""
 FAULTS = "faults"
 """Flag of a fingerprint: what was switched on to make the engine wrong, for a test of the rules."""
 NO_ANSWER = "failed"

@@ -22,7 +22,7 @@ from evalrig.llama_cpp.forced import Forcing
 from evalrig.llama_cpp.wire import CHAT, Client
 from evalrig.process import Process
 from evalrig.troubles import LLAMA_CPP
-from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, Variant
+from evalrig.types import SCORING, Capacity, Completion, Fingerprint, Message, Tool, Variant
 from evalrig.wire import Wire
 
 CACHES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -191,7 +191,7 @@ class LlamaCpp(Engine):
         flags |= {
             "context_length": client.context,
             "threads": self.options.threads,
-            "scoring": "forced decode, cold prefill",
+            SCORING: "forced decode, cold prefill",
         }
         self._fingerprint = Fingerprint(
             engine="llama.cpp",
