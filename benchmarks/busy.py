@@ -29,7 +29,7 @@ from evalrig.records import RunFolder
 from evalrig.runner import Work
 from evalrig.runners.local import Local
 from evalrig.suites.kl import Kl, KlOptions
-from evalrig.types import Capacity, Completion, Fingerprint, Message, Sample, Trace, Variant
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Sample, Tool, Trace, Variant
 
 ARM = "candidate"
 PROMPT, TOKENS, TOP_K = 64, 256, 50
@@ -70,7 +70,9 @@ class Mock(Engine):
     async def capacity(self) -> Capacity:
         return Capacity()
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         return tuple(range(PROMPT))
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:

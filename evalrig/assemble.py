@@ -74,6 +74,8 @@ def _assemble(config: RunConfig, say: Callable[[str], None], here: bool) -> Rig:
     if absent := fetch.missing(sorted(wanted)):
         fetch.fetch(absent, None, say)
     samples = _chosen(suites, config)
+    for variant in variants:
+        _able(variant, kind, suites)  # again: what a suite needs can depend on its samples
     text = dump(config)
     facts = {name: _facts(config.suites[name].kind, suite, samples[name]) for name, suite in suites.items()}
     plan = make_plan(config, text, tree(config), variants, facts)
@@ -142,12 +144,18 @@ def _variant_fits(variant: Variant, kind: type[Engine], suites: Mapping[str, Sui
     """What the variant names is there, and its engine can do what the suites need."""
     own = options(variant.options, kind.Options, _where(variant))
     kind.resolve(variant, own, _where(variant))  # first: a wrong option may be why the engine cannot
-    for name, suite in suites.items():
-        _refuse_beyond(name, suite.needs(), kind.able(own), variant.engine)
-        if variant.role == "reference":
-            _refuse_beyond(name, suite.rescoring(), kind.able(own), variant.engine)
+    _able(variant, kind, suites)
     if here:
         kind.reach(variant, own, _where(variant))
+
+
+def _able(variant: Variant, kind: type[Engine], suites: Mapping[str, Suite]) -> None:
+    """Its engine can do what the suites need."""
+    able = kind.able(options(variant.options, kind.Options, _where(variant)))
+    for name, suite in suites.items():
+        _refuse_beyond(name, suite.needs(), able, variant.engine)
+        if variant.role == "reference":
+            _refuse_beyond(name, suite.rescoring(), able, variant.engine)
 
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,6 +237,7 @@ def _refuse_beyond(name: str, needs: Capabilities, has: Capabilities, engine: st
             (needs.chat and not has.chat, "chat"),
             (needs.tools and not has.tools, "tool calls"),
             (needs.cached_prefix and not has.cached_prefix, "scoring over a cached prefix"),
+            (needs.tool_prompts and not has.tool_prompts, "token ids of conversations with tools"),
             (
                 has.decode_logprobs != -1 and not 0 <= needs.decode_logprobs <= has.decode_logprobs,
                 f"top-{needs.decode_logprobs} lists of generated tokens",
@@ -252,7 +261,8 @@ def _chosen(suites: Mapping[str, Suite], config: RunConfig) -> dict[str, tuple[S
             raise UsageError(f"suites.{name}.options.suites: no suite {strange[0]!r} here that lends; known: {known}")
         if suite.sources:
             lent = {source: lenders[source] for source in suite.sources}
-            chosen[name] = _samples(name, suite.draw(lent), config)
+            graders = {source: grader for source in lent if (grader := suites[source].grader())}
+            chosen[name] = _samples(name, suite.draw(lent, graders), config)
     for name, suite in suites.items():
         suite.settle(chosen[name])
     return {name: chosen[name] for name in suites}

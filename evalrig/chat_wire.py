@@ -14,10 +14,11 @@ from typing import Any, Final
 import httpx
 
 from evalrig.chat_reply import Assembly, events
+from evalrig.conversation import conversation
 from evalrig.engine import Chat, Sampling
 from evalrig.errors import EngineError
-from evalrig.types import Completion, Message
-from evalrig.wire import Fault, Wire, characters
+from evalrig.types import Completion
+from evalrig.wire import Fault, Wire
 
 PATH: Final = "/v1/chat/completions"
 
@@ -67,7 +68,7 @@ class Client:
         """
         check(chat, sampling)
         own, extra = self._parameters(sampling)
-        body = {"messages": [self._message(message) for message in chat.messages], **own, **_tools(chat)}
+        body = {**conversation(chat.messages, chat.tools, self.dialect.reasoning), **own, **_choice(chat)}
         if chat.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         body |= {"model": await self._served(), "extra_body": extra}
@@ -165,21 +166,6 @@ class Client:
                 raise self.wire.failure(f"its route takes no {name}; it was not sent")
         return own, extra
 
-    def _message(self, message: Message) -> dict[str, Any]:
-        """As it came: arguments are sent back as the model wrote them, JSON or not."""
-        made: dict[str, Any] = {"role": message.role, "content": characters(message.content)}
-        if message.tool_calls:
-            made["content"] = made["content"] or None
-            made["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in message.tool_calls
-            ]
-        if message.role == "tool":
-            made["tool_call_id"] = message.tool_call_id
-        if message.reasoning and self.dialect.reasoning:
-            made[self.dialect.reasoning] = message.reasoning
-        return made
-
 
 def check(chat: Chat, sampling: Sampling) -> None:
     """Refuse what a server may take for another request.
@@ -208,21 +194,12 @@ def check(chat: Chat, sampling: Sampling) -> None:
         raise ValueError(f"tool_choice {chat.tool_choice!r} without such a tool")
 
 
-def _tools(chat: Chat) -> dict[str, Any]:
-    """Nothing where there are none: vLLM refuses an empty list."""
+def _choice(chat: Chat) -> dict[str, Any]:
+    """Of the tool; nothing where there are none."""
     if not chat.tools:
         return {}
     named = {"type": "function", "function": {"name": chat.tool_choice}}
-    return {
-        "tools": [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
-            }
-            for tool in chat.tools
-        ],
-        "tool_choice": chat.tool_choice if chat.tool_choice in ("auto", "none", "required") else named,
-    }
+    return {"tool_choice": chat.tool_choice if chat.tool_choice in ("auto", "none", "required") else named}
 
 
 def _unreadable(chat: Chat) -> bool:

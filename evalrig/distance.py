@@ -17,6 +17,9 @@ from evalrig.tokens import Columns
 
 ROUNDING = 1e-3
 """What rounding can do: a logprob above this is none, and probabilities further apart are not the same one."""
+LEAST_AUDITED = 100
+"""Audited rows from which on the largest ratio seen may stand for those not seen: of n like rows one more lies beyond their
+largest once in n + 1 times, so from here on about one position in a hundred, and half as much again is allowed for it."""
 CHUNK = 16_384
 """Positions that are measured as one; about 13 MB with 50 a list."""
 
@@ -30,6 +33,8 @@ class Joined:
     cluster: str
     reference: Columns
     candidate: Columns
+    success: float | None = None
+    """How right the reference's answer is, 0..1; NaN: its grader cannot tell. None: nobody graded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,8 @@ class Audited:
     most: float
     """1.5 times the largest |ln p/q| seen outside the lists; infinite where a side rules out what the other does not."""
     high: float | None
-    """Mean of the upper bound if no unlisted token goes beyond `most`; None where that is infinite."""
+    """Mean of the upper bound if no unlisted token goes beyond `most`; None where that is infinite, or rests on fewer than
+    `LEAST_AUDITED` rows."""
 
 
 Labels = Callable[[Joined], NDArray[np.integer]]
@@ -168,7 +174,8 @@ def audited(parts: Iterable[tuple[Columns, Columns, int]]) -> Audited | None:
     if not seen:
         return None
     rows = sum(part.rows for part in seen)
-    high = sum(float(bounds(*pair, assumed=most).kl_high.sum()) for pair in lists) if math.isfinite(most) else None
+    assumed = math.isfinite(most) and rows >= LEAST_AUDITED
+    high = sum(float(bounds(*pair, assumed=most).kl_high.sum()) for pair in lists) if assumed else None
     return Audited(audit=_together(seen), dual=dual / rows, most=most, high=None if high is None else high / rows)
 
 

@@ -32,6 +32,8 @@ class Capabilities:
     """Largest K of the lists that come with generated tokens; -1: the whole vocabulary."""
     cached_prefix: bool = False
     """Can score what follows a prefix that is read from the KV cache."""
+    tool_prompts: bool = False
+    """Token ids of conversations with tools, tool calls and reasoning, through its own chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +181,14 @@ class Engine(ABC):
         """What it holds and costs, in its own words."""
 
     @abstractmethod
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        """Token ids of a text, or of a conversation through the engine's own chat template (ready for an answer)."""
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of a text, or of a conversation through the engine's own chat template, with the tools it shows.
+
+        `answer`: ready for an answer; False: up to the end of the last message. Tools, tool calls and reasoning need
+        `Capabilities.tool_prompts`; a template may leave out what it has no place for.
+        """
 
     async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Text of each token by itself, special ones included; empty: the engine has no route for it."""

@@ -1,5 +1,6 @@
 """From records to what gates judge: pairs by sample id, and distances token by token. Reads the run folder, nothing else."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TypeAlias
@@ -14,7 +15,7 @@ from evalrig.plan import Plan, SuitePlan
 from evalrig.records import AUDIT, ROWS, RunFolder
 from evalrig.streams import Reading, Streamed, Texts, read
 from evalrig.tokens import Columns, TokenFile, key_of
-from evalrig.types import AGAIN, REFERENCE, RESCORED, Metric, Record, State
+from evalrig.types import AGAIN, REFERENCE, RESCORED, SUCCESS, UNGRADED, Metric, Record, State
 
 ZERO_STATES = (State.REFUSED, State.TRUNCATED)
 """Model behaviour: score 0, in the denominator."""
@@ -167,9 +168,13 @@ class Gathered:
         for ours, theirs in self._both(suite, arm).values():
             reference, candidate = self.columns(ours), self.columns(theirs)
             if np.array_equal(reference["token"], candidate["token"]):
-                cluster = self._cluster(suite, ours.sample)
                 yield Joined(
-                    sample=ours.sample, epoch=ours.epoch, cluster=cluster, reference=reference, candidate=candidate
+                    sample=ours.sample,
+                    epoch=ours.epoch,
+                    cluster=self._cluster(suite, ours.sample),
+                    reference=reference,
+                    candidate=candidate,
+                    success=ours.scores.get(SUCCESS, math.nan if UNGRADED in ours.scores else None),
                 )
 
     def audited(self, suite: SuitePlan, arm: str) -> Audited | None:

@@ -12,7 +12,7 @@ from evalrig.evidence import Gathered
 from evalrig.gate import Evidence
 from evalrig.plan import SuitePlan
 from evalrig.records import AUDIT
-from evalrig.types import REFERENCE, Finding, Level, Record, State, Variant
+from evalrig.types import REFERENCE, SCORING, Finding, Level, Record, State, Variant
 
 ABSENT = "every attempt made"
 """Rule that most often follows from another: an interruption, a refused or lost engine."""
@@ -56,7 +56,7 @@ def of_reach(gathered: Gathered, evidence: Sequence[Evidence]) -> Iterator[Findi
 def _path(gathered: Gathered, suite: SuitePlan, arm: Evidence) -> Iterator[Finding]:
     """A distance of prefills that is not that of decoding does not count: the variant is served by decoding."""
     name, leg = arm.candidate, leg_of(gathered, suite.name)
-    where, scored = f"{name}, {suite.name}", WAYS.get(leg, "another way")
+    where, scored = f"{name}, {suite.name}", way_of(gathered, suite)
     if suite.rescored:
         text = f"{where}: what is compared is what it drew from while decoding"
         yield Finding(rule=PATH, level=Level.OK, text=text, candidate=name, suite=suite.name)
@@ -172,6 +172,20 @@ def _width(gathered: Gathered, suite: SuitePlan, arm: str) -> int:
         if record.state is State.SCORED and gathered.holds(record, AUDIT):
             return int(gathered.columns(record, AUDIT)["vocabulary"].shape[1])
     return 0
+
+
+def way_of(gathered: Gathered, suite: SuitePlan) -> str:
+    """How a suite's tokens were really scored: by the leg in the run file, as the reference's engine carries it out."""
+    if suite.rescored:
+        return "by decoding, against the reference's prefill"
+    found = gathered.folder.preflight(REFERENCE)
+    own = str(found.fingerprint.flags.get(SCORING, "")) if found else ""
+    return f"by {own}" if own else WAYS.get(leg_of(gathered, suite.name), "another way")
+
+
+def may_differ(gathered: Gathered, suite: SuitePlan) -> bool:
+    """What was scored is not what decoding computes, as far as the way tells."""
+    return way_of(gathered, suite) in WAYS.values()
 
 
 def leg_of(gathered: Gathered, suite: str) -> str:

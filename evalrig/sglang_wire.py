@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evalrig.conversation import conversation
 from evalrig.engine import Sampling, Scoring
 from evalrig.errors import EngineError
-from evalrig.types import Completion, Message
+from evalrig.types import Completion, Message, Tool
 from evalrig.wire import Wire, characters
 
 
@@ -35,12 +36,14 @@ class Client(Wire):
         status = await self.status("/ready")
         return (await self.status("/health", 30.0) if status == 404 else status) == 200
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         """Ids of a text without special tokens, or of a conversation through the chat template."""
         if isinstance(prompt, str):
             body: dict[str, Any] = {"prompt": prompt, "add_special_tokens": False}
         else:
-            body = {"messages": [{"role": m.role, "content": m.content} for m in prompt]}
+            body = conversation(prompt, tools, "reasoning_content", answer)
         reply, _ = await self.call("POST", "/tokenize", body)
         with self.shape("/tokenize"):
             return tuple(int(i) for i in reply["tokens"])

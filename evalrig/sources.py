@@ -6,12 +6,12 @@ The first tag of such a sample is its source. `FIXED` among the tags: what is sc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from evalrig.errors import UsageError
-from evalrig.types import FIXED, Message, Sample
+from evalrig.types import FIXED, Message, Sample, Tool, ToolCall
 
 T = TypeVar("T")
 OWN = "own"
@@ -19,11 +19,43 @@ OWN = "own"
 TEXT = "text"
 
 
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str = ""
+
+
+class _Said(msgspec.Struct):
+    """A message as OpenAI's chat route has it."""
+
+    role: str
+    content: str | None = None
+    reasoning: str = ""
+    reasoning_content: str = ""
+    tool_calls: tuple[_Call, ...] | None = None
+    tool_call_id: str = ""
+
+
+class _Offered(msgspec.Struct):
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class _Tool(msgspec.Struct):
+    function: _Offered
+
+
 class _Prompt(msgspec.Struct):
     id: str
     kind: str = ""
-    messages: tuple[Message, ...] = ()
+    messages: tuple[_Said, ...] = ()
     prompt: str = ""
+    tools: tuple[_Tool, ...] = ()
 
 
 class _Text(msgspec.Struct):
@@ -32,23 +64,58 @@ class _Text(msgspec.Struct):
 
 
 def prompts(path: Path, where: str) -> list[Sample]:
-    """A JSONL file of {id, kind, messages or prompt}; a conversation that ends with the assistant's message is fixed.
+    """A JSONL file of {id, kind, messages or prompt, tools}; a conversation that ends with the assistant's message is fixed.
+
+    Messages and tools are OpenAI's. Of a finished conversation with tools every turn of the assistant is a sample of its
+    own, in one cluster; of another one the last.
 
     Raises:
         UsageError: names file and line; `where` leads it.
     """
     rows: list[Sample] = []
-    for at, row in _rows(path, _Prompt, where, "id, kind, messages or prompt"):
+    for at, row in _rows(path, _Prompt, where, "id, kind, messages or prompt, tools"):
         if bool(row.prompt) == bool(row.messages):
             raise UsageError(f"{at}: needs either `messages` or `prompt`; give one of them")
-        _can_be_shown(row.messages, at)
-        tags = (OWN, row.kind) if row.kind else (OWN,)
-        if row.messages and row.messages[-1].role == "assistant":
-            if len(row.messages) < 2 or not row.messages[-1].content:
-                raise UsageError(f"{at}: a finished conversation has a question and an answer; give both")
-            tags = (*tags, FIXED)
-        rows.append(Sample(id=row.id, prompt=row.prompt, messages=row.messages, tags=tags))
+        if row.prompt and row.tools:
+            raise UsageError(f"{at}: a `prompt` has no template that shows tools; give `messages`")
+        messages = tuple(_message(one) for one in row.messages)
+        tools = tuple(_tool(one.function) for one in row.tools)
+        _can_be_shown(messages, at)
+        sample = Sample(
+            id=row.id,
+            prompt=row.prompt,
+            messages=messages,
+            tools=tools,
+            tags=(OWN, row.kind) if row.kind else (OWN,),
+        )
+        rows += _turns(sample, at) if messages and messages[-1].role == "assistant" else [sample]
     return rows
+
+
+def _turns(sample: Sample, at: str) -> list[Sample]:
+    """The fixed samples that a finished conversation gives."""
+    fixed = replace(sample, tags=(*sample.tags, FIXED))
+    said = [i for i, message in enumerate(sample.messages) if message.role == "assistant"]
+    if len(sample.messages) < 2 or not all(written(sample.messages[i]) for i in said[-1:]):
+        raise UsageError(f"{at}: a finished conversation has a question and an answer; give both")
+    if not with_tools(sample):
+        return [fixed]
+    return [
+        replace(fixed, id=f"{sample.id}.{turn}", messages=sample.messages[: i + 1], cluster=sample.id)
+        for turn, i in enumerate(said, 1)
+        if i
+    ]
+
+
+def with_tools(sample: Sample) -> bool:
+    """It takes the engine's own template to show it: roles and contents are not all."""
+    return bool(sample.tools) or any(message.tool_calls or message.reasoning for message in sample.messages)
+
+
+def written(message: Message) -> str:
+    """A message for people: its content, and what it calls."""
+    calls = (f"{call.name}({call.arguments})" for call in message.tool_calls)
+    return "\n".join(filter(None, (message.content, *calls)))
 
 
 def texts(path: Path, where: str) -> list[Sample]:
@@ -69,10 +136,7 @@ def borrowed(source: str, samples: Sequence[Sample], where: str) -> list[Sample]
     """Samples of the suite `source` as prompts: its questions, without choices and targets, under `<source>.<id>`."""
     rows: list[Sample] = []
     for sample in samples:
-        at = f"{where}: {source}, sample {sample.id!r}"
-        if sample.tools:
-            raise UsageError(f"{at}: shows the model tools, which no engine here puts into token ids; leave it out")
-        _can_be_shown(sample.messages, at)
+        _can_be_shown(sample.messages, f"{where}: {source}, sample {sample.id!r}")
         name = f"{source}.{sample.id}"
         cluster = f"{source}.{sample.cluster}" if sample.cluster else ""
         tags = (source, *(tag for tag in sample.tags if tag != FIXED))
@@ -81,11 +145,38 @@ def borrowed(source: str, samples: Sequence[Sample], where: str) -> list[Sample]
 
 
 def _can_be_shown(messages: Sequence[Message], at: str) -> None:
-    """Engines make token ids of roles and contents; what else a message holds would be dropped without a word."""
-    if any(message.tool_calls or message.reasoning for message in messages):
-        raise UsageError(
-            f"{at}: tool calls and reasoning of a message have no way into token ids; write them as content"
+    """Templates print a call's arguments as the object that they are; some servers refuse other text, some take it."""
+    for call in (call for message in messages for call in message.tool_calls):
+        try:
+            msgspec.json.decode(call.arguments, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise UsageError(
+                f"{at}: the arguments of a call of {call.name!r} are no JSON object; correct them"
+            ) from error
+
+
+def _message(said: _Said) -> Message:
+    calls = tuple(
+        ToolCall(
+            id=call.id or f"call_{n}",
+            name=call.function.name,
+            arguments=call.function.arguments
+            if isinstance(call.function.arguments, str)
+            else msgspec.json.encode(call.function.arguments).decode(),
         )
+        for n, call in enumerate(said.tool_calls or ())
+    )
+    return Message(
+        role=said.role,
+        content=said.content or "",
+        reasoning=said.reasoning or said.reasoning_content,
+        tool_calls=calls,
+        tool_call_id=said.tool_call_id,
+    )
+
+
+def _tool(offered: _Offered) -> Tool:
+    return Tool(name=offered.name, description=offered.description, parameters=offered.parameters)
 
 
 def _rows(path: Path, kind: type[T], where: str, holds: str) -> Iterator[tuple[str, T]]:

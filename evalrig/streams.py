@@ -163,6 +163,8 @@ def _spoken(both: Joined, sample: Sample, texts: Texts) -> Spoken | None:
         candidate_logprob=q,
         cut=trace.finish == "length",
         calls=_calls(classes) if len(classes) == len(p) else (),
+        success=both.success,
+        source=source(sample),
     )
 
 

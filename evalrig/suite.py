@@ -2,9 +2,9 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from evalrig.engine import Capabilities, Engine, Scoring
 from evalrig.errors import UsageError
 from evalrig.sandbox import Booth
 from evalrig.types import NON_FINITE, Completion, Metric, Sample, State, Trace, Trajectory
+
+Grader: TypeAlias = Callable[[Sample, Completion], float | None]
+"""How right a text answers a sample, 0..1. None: it cannot tell, because the text was cut where its suite would not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +95,17 @@ class Suite(ABC):
     def samples(self) -> list[Sample]:
         """All samples, in the order of their source."""
 
-    def draw(self, lent: Mapping[str, Sequence[Sample]]) -> list[Sample]:
-        """All samples, those made of `lent` among them: what the suites in `sources` run, by suite."""
+    def draw(self, lent: Mapping[str, Sequence[Sample]], graders: Mapping[str, Grader]) -> list[Sample]:
+        """All samples, those made of `lent` among them: what the suites in `sources` run, by suite, and their graders."""
         return self.samples()
 
     def equip(self, booth: Booth) -> None:
         """Given before the first request where programs run, for suites with `runs_code`."""
         raise TypeError(f"{type(self).__name__} runs no programs: `runs_code` is true and `equip` is not written")
+
+    def grader(self) -> Grader | None:
+        """What grades an answer to its samples by the text alone, for suites that borrow them; None: there is no such thing."""
+        return None
 
     def settle(self, chosen: Sequence[Sample]) -> None:
         """Told before the first request which samples the run has, in its order."""

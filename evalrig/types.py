@@ -50,6 +50,8 @@ NON_FINITE = "the engine gave non-finite logprobs"
 
 SPLIT = "split"
 """Flag of a fingerprint: the engine prefills and decodes in different servers."""
+SCORING = "scoring"
+"""Flag of a fingerprint: how the engine scores given tokens, in a few words, where that is not a prefill."""
 FAULTS = "faults"
 """Flag of a fingerprint: what was switched on to make the engine wrong, for a test of the rules."""
 NO_ANSWER = "failed"
@@ -58,6 +60,10 @@ RESCORED = "~reference"
 """Ending of a suite's name under which is filed what the reference makes of a variant's own answers. No suite can be named so."""
 FIXED = "fixed"
 """Tag of a sample, and `finish` of its trace, whose stream was given and not sampled: no certificate may use it."""
+SUCCESS = "success"
+"""Score of the reference's record alone: how right its trace answers the question of a suite that lent it, 0..1."""
+UNGRADED = "ungraded"
+"""Score 1 in place of `SUCCESS`, where the lending suite cannot tell."""
 
 
 class CheckOutcome(StrEnum):

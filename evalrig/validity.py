@@ -46,7 +46,7 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
             for rule in (_same_tokens, _lost, _cut, _echoed):
                 found += rule(gathered, suite, candidate)
     for arm in evidence:
-        found += [*_engaged(arm), *_above_floor(arm)]
+        found += [*_engaged(gathered, arm), *_above_floor(arm)]
     if gathered.plan.header.rehearsal:
         found += _rehearsed(gathered)
     return [*found, *of_programs(gathered), *of_reach(gathered, evidence), *_noise(gathered)]
@@ -301,13 +301,14 @@ def _cut(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Findi
     yield Finding(rule="cut answers", level=level, text=text, candidate=candidate, suite=suite.name)
 
 
-def _engaged(arm: Evidence) -> Iterator[Finding]:
-    """A candidate whose every logprob equals the reference's was not the variant it claims to be."""
+def _engaged(gathered: Gathered, arm: Evidence) -> Iterator[Finding]:
+    """A candidate whose every logprob equals the reference's was not the variant it claims to be; a split may have the very bits."""
+    split = _split(gathered.folder.preflight(REFERENCE), gathered.folder.preflight(arm.candidate))
     for suite, tokens in arm.distances.items():
         if tokens.found is None:
             continue
         kl = tokens.found.summary
-        if tokens.same and not tokens.broken and kl.minimum == kl.tail.maximum == 0.0:
+        if tokens.same and not split and not tokens.broken and kl.minimum == kl.tail.maximum == 0.0:
             text = f"{arm.candidate}, {suite}: all {tokens.tokens} logprobs equal the reference's bit for bit"
             yield Finding(rule="engaged", level=Level.INVALID, text=text, candidate=arm.candidate, suite=suite)
         if (least := kl.minimum) < -1e-4:

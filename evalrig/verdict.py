@@ -12,6 +12,7 @@ from evalrig.evidence import Gathered
 from evalrig.gate import Evidence, Gate
 from evalrig.plan import GatePlan, Plan
 from evalrig.plugins import find, make
+from evalrig.reach import may_differ, way_of
 from evalrig.records import RunFolder, encode
 from evalrig.types import (
     EXIT_CODES,
@@ -173,8 +174,7 @@ def _scope(gathered: Gathered) -> str:
     if plan.header.rehearsal:
         return f"REHEARSAL: speaks for no model; gone through: {suites}"
     longest = max((_tokens(record) for rows in gathered.records.values() for record in rows), default=0)
-    traced = ", scored by prefill: decoding may differ" if any(suite.traced for suite in plan.suites) else ""
-    context = f"{traced}; contexts up to {longest} tokens were measured"
+    context = f"{_ways(gathered)}; contexts up to {longest} tokens were measured"
     if plan.header.max_context > longest:
         context += f", of {plan.header.max_context} in the scope"
     missing = not_covered(plan)
@@ -184,6 +184,16 @@ def _scope(gathered: Gathered) -> str:
         plan.header.note,
     ]
     return "; ".join(filter(None, parts))
+
+
+def _ways(gathered: Gathered) -> str:
+    """How the tokens of each distance were scored."""
+    words = ""
+    for suite in gathered.plan.suites:
+        if any(metric.kind == "distance" for metric in suite.metrics):
+            differs = ": decoding may differ" if may_differ(gathered, suite) else ""
+            words += f", {suite.name} scored {way_of(gathered, suite)}{differs}"
+    return words
 
 
 def not_covered(plan: Plan) -> list[str]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from evalrig.conversation import conversation
 from evalrig.engine import Sampling, Scoring
 from evalrig.errors import EngineError
-from evalrig.types import Completion, Message
+from evalrig.types import Completion, Message, Tool
 from evalrig.wire import Wire, characters
 
 LONGEST_LIST = 1000
@@ -49,13 +50,15 @@ class Client(Wire):
                 return dict(re.findall(r'(\w+)="([^"]*)"', line))
         return {}
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         """Ids of a text without special tokens, or of a conversation through the chat template."""
         body: dict[str, Any] = {"model": self.model}
         if isinstance(prompt, str):
             body |= {"prompt": prompt, "add_special_tokens": False}
         else:
-            body |= {"messages": [{"role": m.role, "content": m.content} for m in prompt]}
+            body |= conversation(prompt, tools, "reasoning", answer)
         reply, _ = await self.call("POST", "/tokenize", body)
         with self.shape("/tokenize"):
             return tuple(int(i) for i in reply["tokens"])

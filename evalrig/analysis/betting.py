@@ -50,16 +50,11 @@ def _bets(differences: ArrayLike, cluster: ArrayLike | None) -> _Bets:
     )
 
 
-def e_value(differences: ArrayLike, margin: float, cluster: ArrayLike | None, side: Side) -> float:
-    """The final stake after all clusters; 1/alpha or more rejects at level alpha. 300 zeros, margin .01: 4.58107."""
-    log_e = _bets(differences, cluster).log_e(-_inside(margin), side)
-    return math.exp(min(log_e, 700.0))
-
-
 def e_pvalue(differences: ArrayLike, margin: float, cluster: ArrayLike | None, side: Side) -> float:
     """min(1, 1 / final stake) for "theta <= -margin" (side "greater", GO) or "theta >= -margin" ("less", NO-GO).
 
     The final stake and not its running maximum: it does not depend on the order or the names of the clusters.
+    300 zeros, margin .01: a stake of 4.58107.
     """
     return min(1.0, math.exp(-_bets(differences, cluster).log_e(-_inside(margin), side)))
 

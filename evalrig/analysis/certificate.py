@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from evalrig.analysis.arrays import FloatArray, finite, probability, sums_by, vector, without_nan
+from evalrig.analysis.arrays import FloatArray, sums_by, vector, without_nan
 from evalrig.analysis.betting import betting_interval
 from evalrig.analysis.clusters import cluster_index, cluster_sums, cluster_t
 from evalrig.analysis.kl_summary import winsorise
@@ -165,31 +165,6 @@ def from_summed_kl(
         method="summed KL, t limit over prompts, Pinsker or Bretagnolle-Huber",
         assumptions=(usual, *hidden),
         prompts=by_prompt.size,
-    )
-
-
-def from_greedy(differs: ArrayLike, alpha: float = 0.05) -> Certificate:
-    """Certificate under greedy decoding: the share of prompts whose candidate text leaves the reference's.
-
-    `differs` [n], one per prompt: whether the greedy texts differ before the answer is fixed. A success rate changes by
-    no more than that share; the limit is Clopper and Pearson's, exact for independent prompts.
-    """
-    array = finite(differs, "differs")
-    if not np.isin(array, (0.0, 1.0)).all():
-        raise ValueError("`differs`: expected yes or no for each prompt")
-    n, count = array.size, int(array.sum())
-    level = 1 - probability(alpha, "alpha")
-    upper = 1.0 if count == n else float(special.betaincinv(count + 1, n - count, level))
-    return Certificate(
-        per="response",
-        bound=upper,
-        estimate=count / n,
-        upper=upper,
-        upper_t=min(1.0, cluster_t(array, None, alpha).high),
-        status=_status(upper, ()),
-        method="share of prompts whose greedy texts differ, exact binomial limit",
-        assumptions=(),
-        prompts=n,
     )
 
 

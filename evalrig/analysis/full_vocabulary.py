@@ -51,15 +51,3 @@ def full_distances(reference_logprobs: Logprobs, candidate_logprobs: Logprobs) -
         entropy[rows] = weighted(p, -log_p)
         same[rows] = log_p.argmax(axis=1) == log_q.argmax(axis=1)
     return RowTruth(kl=kl, reverse=reverse, js=js, tv=tv, top1_same=same, entropy=entropy)
-
-
-def change_of_given(reference_logprobs: Logprobs, candidate_logprobs: Logprobs, tokens: FloatArray) -> FloatArray:
-    """q - p of the given token of each row [n], from whole vocabularies [n, V]."""
-    at = np.asarray(tokens, dtype=np.int64)
-    if at.shape != (len(reference_logprobs),) or (
-        at.size and not 0 <= at.min() <= at.max() < reference_logprobs.shape[1]
-    ):
-        raise ValueError("`tokens`: expected one id of the vocabulary per row")
-    rows = np.arange(len(at))
-    p, q = checked(reference_logprobs[rows, at], "reference"), checked(candidate_logprobs[rows, at], "candidate")
-    return np.exp(q) - np.exp(p)

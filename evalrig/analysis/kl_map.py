@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray, finite, sums_by, without_nan
+from evalrig.analysis.arrays import BoolArray, FloatArray, finite, sums_by, without_nan
 from evalrig.analysis.clusters import cluster_index, holm
 from evalrig.analysis.kl_summary import winsorise
 from evalrig.analysis.paired import MIN_CLUSTERS
@@ -121,19 +121,12 @@ def _against(
     return mean - rest_mean, float(special.stdtr(prompts - 1, -(mean - rest_mean) / se))
 
 
-def entropy_quartiles(entropy: ArrayLike) -> tuple[IntArray, tuple[str, ...]]:
-    """The quartile 0..3 of each token by the reference's entropy [n], and the names that say the ranges in nats.
+def quartile_names(edges: ArrayLike) -> tuple[str, ...]:
+    """Names of the four groups of tokens that three rising edges (nats) of the reference's entropy part.
 
     From top-K lists the entropy is a lower bound, one bucket for the rest (`topk_bounds.list_entropy`): broad
     distributions look narrower than they are, and the names say "listed".
     """
-    values = finite(entropy, "entropy")
-    edges = np.quantile(values, [0.25, 0.5, 0.75])
-    return np.searchsorted(edges, values, side="left").astype(np.int64), quartile_names(edges)
-
-
-def quartile_names(edges: ArrayLike) -> tuple[str, ...]:
-    """Names of the four groups that three rising edges (nats) part."""
     a, b, c = (f"{edge:.2g}" for edge in finite(edges, "edges"))
     return (
         f"listed entropy to {a}",

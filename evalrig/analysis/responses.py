@@ -33,6 +33,10 @@ class Spoken:
     """The token limit ended it."""
     calls: Sequence[tuple[int, int]] = ()
     """Tokens of each tool call, begin and end."""
+    success: float | None = None
+    """How right it is, 0..1; NaN: that cannot be told. None: nobody graded it."""
+    source: str = ""
+    """Where its question comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,18 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Graded:
+    """Whole responses [n] to questions of one source, with how right they are."""
+
+    source: str
+    prompt: NDArray[np.str_]
+    log_drop: FloatArray
+    """ln p - ln q."""
+    success: FloatArray
+    """0..1, NaN where that cannot be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
     """All responses of one candidate that can be read."""
 
@@ -64,6 +80,8 @@ class Responses:
     """Streams that were not drawn from the reference (fixed text), left out."""
     broken: int
     """Responses with a log-probability that is none, left out."""
+    graded: tuple[Graded, ...] = ()
+    """By source; empty where nothing was graded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +103,7 @@ class ResponseSums:
 
     def __init__(self) -> None:
         self._whole, self._beginning, self._calls = (list[tuple[str, FloatArray]]() for _ in range(3))
+        self._graded: dict[str, list[tuple[str, float, float]]] = {}
         self._cut = self._given = self._broken = 0
 
     def add(self, one: Spoken | None) -> None:
@@ -97,7 +116,10 @@ class ResponseSums:
             self._broken += 1
             return
         self._cut += one.cut
-        self._whole.append((one.prompt, values.sum(axis=1)))
+        whole = values.sum(axis=1)
+        self._whole.append((one.prompt, whole))
+        if one.success is not None:
+            self._graded.setdefault(one.source, []).append((one.prompt, float(whole[1]), one.success))
         self._beginning.append((one.prompt, values[:, :BEGINNING].sum(axis=1)))
         self._calls += [(one.prompt, values[:, begin:end].sum(axis=1)) for begin, end in one.calls]
 
@@ -111,6 +133,7 @@ class ResponseSums:
             cut=self._cut,
             given=self._given,
             broken=self._broken,
+            graded=tuple(_graded(source, rows) for source, rows in sorted(self._graded.items())),
         )
 
 
@@ -139,6 +162,16 @@ def _parts(rows: list[tuple[str, FloatArray]]) -> Parts:
         log_drop=table[:, 1],
         k3=table[:, 2],
         ratio=table[:, 3],
+    )
+
+
+def _graded(source: str, rows: list[tuple[str, float, float]]) -> Graded:
+    prompt, log_drop, success = zip(*rows, strict=True)
+    return Graded(
+        source=source,
+        prompt=np.array(prompt, dtype=np.str_),
+        log_drop=np.array(log_drop, dtype=np.float64),
+        success=np.array(success, dtype=np.float64),
     )
 
 

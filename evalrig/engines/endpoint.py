@@ -9,16 +9,18 @@ from urllib.parse import urlsplit
 from evalrig import chat_wire, sglang_wire, vllm_wire
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
-from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, Variant
 
 LOST = 5
 """Calls in a row that met no server, until the engine counts as gone."""
 KV_NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3", "auto": "", "None": ""}
 ABLE: Mapping[str, Capabilities] = {
     "sglang": Capabilities(
-        prompt_logprobs=True, top_logprobs=1000, cached_prefix=True, decode_logprobs=1000, chat=True
+        prompt_logprobs=True, top_logprobs=1000, cached_prefix=True, decode_logprobs=1000, chat=True, tool_prompts=True
     ),
-    "vllm": Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True),
+    "vllm": Capabilities(
+        prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True, tool_prompts=True
+    ),
     "openai": Capabilities(chat=True, tools=True),
 }
 """By dialect. OpenAI's own has neither token ids of a text nor logprobs of a prompt."""
@@ -135,11 +137,13 @@ class Endpoint(Engine):
             kv_tokens=int(self._told.get("kv_cache_size_tokens", self._told.get("max_total_num_tokens", "0")))
         )
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         """See `Engine.tokenize`."""
         if self.options.dialect == "openai":
             raise EngineError(f"{self.variant.name}: OpenAI's routes give no token ids of a text")
-        return await self.client.tokenize(prompt)
+        return await self.client.tokenize(prompt, tools, answer)
 
     async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         """See `Engine.pieces`; of SGLang's routes only."""

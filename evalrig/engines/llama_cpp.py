@@ -22,7 +22,7 @@ from evalrig.llama_cpp.forced import Forcing
 from evalrig.llama_cpp.wire import CHAT, Client
 from evalrig.process import Process
 from evalrig.troubles import LLAMA_CPP
-from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.types import SCORING, Capacity, Completion, Fingerprint, Message, Tool, Variant
 from evalrig.wire import Wire
 
 CACHES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -76,7 +76,7 @@ class LlamaCpp(Engine):
     @classmethod
     def able(cls, options: LlamaCppOptions) -> Capabilities:
         """Tools as far as the model's template shows them."""
-        return replace(cls.capabilities, tools=options.tools)
+        return replace(cls.capabilities, tools=options.tools, tool_prompts=options.tools)
 
     @classmethod
     def content(cls, variant: Variant) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class LlamaCpp(Engine):
         flags |= {
             "context_length": client.context,
             "threads": self.options.threads,
-            "scoring": "forced decode, cold prefill",
+            SCORING: "forced decode, cold prefill",
         }
         self._fingerprint = Fingerprint(
             engine="llama.cpp",
@@ -238,9 +238,11 @@ class LlamaCpp(Engine):
         """From the log: over all slots together."""
         return self._capacity
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         """See `Engine.tokenize`."""
-        return await self.client.tokenize(prompt)
+        return await self.client.tokenize(prompt, tools, answer)
 
     async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         """See `Engine.pieces`: the server's route joins the tokens it is given, so each is asked for alone."""

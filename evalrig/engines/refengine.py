@@ -13,7 +13,7 @@ from evalrig.process import Process
 from evalrig.refengine.architecture import family_of
 from evalrig.sglang_wire import Client
 from evalrig.troubles import REFENGINE
-from evalrig.types import FAULTS, Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.types import FAULTS, Capacity, Completion, Fingerprint, Message, Tool, Variant
 
 WEIGHTS = ("bf16", "fp8", "int4", "int4-asym", "f32")
 KV_CACHES = ("bf16", "fp8_e4m3", "f32")
@@ -51,7 +51,7 @@ class Refengine(Engine):
 
     Options = RefengineOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True, tool_prompts=True
     )
     troubles = REFENGINE
 
@@ -177,9 +177,11 @@ class Refengine(Engine):
             weight_bytes=int(self._info["weight_bytes"]),
         )
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         """See `Engine.tokenize`."""
-        return await self.client.tokenize(prompt)
+        return await self.client.tokenize(prompt, tools, answer)
 
     async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         """See `Engine.pieces`."""

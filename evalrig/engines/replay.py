@@ -25,7 +25,7 @@ import numpy as np
 
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
-from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, Variant
 
 
 @dataclass(kw_only=True)
@@ -109,8 +109,13 @@ class Replay(Engine):
         """As recorded."""
         return self._capacity
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        """As recorded, by text or by list of [role, content]."""
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
+        """As recorded, by text or by list of [role, content]: no tools, calls or reasoning are written down."""
+        said = () if isinstance(prompt, str) else prompt
+        if tools or not answer or any(message.tool_calls or message.reasoning for message in said):
+            raise EngineError(f"{self.variant.name}: a file of answers holds no token ids of conversations with tools")
         ask = prompt if isinstance(prompt, str) else [[message.role, message.content] for message in prompt]
         return tuple(self._answer("tokenize", ask))
 

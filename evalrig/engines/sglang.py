@@ -31,7 +31,7 @@ from evalrig.sglang_pd import (
 from evalrig.sglang_wire import Client
 from evalrig.started import Command, Reached, StartError, log_of
 from evalrig.troubles import SGLANG, SGLANG_WORKS
-from evalrig.types import SPLIT, Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.types import SPLIT, Capacity, Completion, Fingerprint, Message, Tool, Variant
 
 KV_LINE = re.compile(r"KV [Cc]ache (?:is )?allocated\. dtype: (?:torch\.)?(\w+)")
 """The last one counts: with sizing after capture the first is an upper bound."""
@@ -139,7 +139,7 @@ class Sglang(Launched):
 
     Options = SglangOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prompt_logprobs=True, top_logprobs=-1, cached_prefix=True, decode_logprobs=-1, chat=True
+        prompt_logprobs=True, top_logprobs=-1, cached_prefix=True, decode_logprobs=-1, chat=True, tool_prompts=True
     )
     module = "sglang.launch_server"
     package = "sglang"
@@ -185,7 +185,7 @@ class Sglang(Launched):
         tools = bool(options.parsers.tool_call_parser)
         seed = options.numerics.deterministic
         if options.pd.prefill:
-            return Capabilities(seed=seed, chat=True, tools=tools, decode_logprobs=LONGEST_LIST)
+            return Capabilities(seed=seed, chat=True, tools=tools, decode_logprobs=LONGEST_LIST, tool_prompts=True)
         cached = not options.numerics.disable_radix_cache and (options.parallel.dp or 1) == 1
         return replace(cls.capabilities, seed=seed, tools=tools, cached_prefix=cached)
 
@@ -309,10 +309,12 @@ class Sglang(Launched):
             weight_bytes=int(float(memory.get("weight") or 0.0) * 2**30),
         )
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         """See `Engine.tokenize`."""
         front = self._split.front if self._split else self.client
-        return await self.guarded(front.tokenize(prompt))
+        return await self.guarded(front.tokenize(prompt, tools, answer))
 
     async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         """See `Engine.pieces`."""

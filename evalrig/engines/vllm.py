@@ -17,7 +17,7 @@ from evalrig.programs import Program
 from evalrig.proof import Inventory
 from evalrig.started import StartError
 from evalrig.troubles import VLLM, VLLM_WORKS
-from evalrig.types import Capacity, Completion, Fingerprint, Message, Variant
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, Variant
 from evalrig.vllm_wire import LONGEST_LIST, Client
 
 KV_NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3", "auto": ""}
@@ -92,7 +92,7 @@ class Vllm(Launched):
 
     Options = VllmOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True, tool_prompts=True
     )
     module = "vllm.entrypoints.openai.api_server"
     package = "vllm"
@@ -209,9 +209,11 @@ class Vllm(Launched):
         known = held.isdigit() and by_hand == "None" and tokens
         return Capacity(kv_tokens=tokens, kv_bytes_per_token=int(held) / tokens if known else 0.0)
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         """See `Engine.tokenize`."""
-        return await self.guarded(self.client.tokenize(prompt))
+        return await self.guarded(self.client.tokenize(prompt, tools, answer))
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         """See `Engine.generate`."""

@@ -58,6 +58,7 @@ def _parameters(xllamacpp: Any, said: argparse.Namespace) -> Any:
     p.sampling.seed = said.seed
     p.fit_params = False  # would change the context to fit the memory, and loads the model twice
     p.cache_prompt, p.cache_ram_mib, p.cache_idle_slots, p.n_cache_reuse = False, 0, False, 0
+    p.prefill_assistant = False  # a last message of the assistant's is a finished turn, not one to go on with
     p.use_jinja, p.ui, p.endpoint_metrics, p.verbosity = True, False, True, VERBOSITY
     return p
 

@@ -12,9 +12,10 @@ import httpx
 import msgspec
 
 from evalrig.chat_wire import Dialect
+from evalrig.conversation import conversation
 from evalrig.engine import Penalties, Sampling
 from evalrig.errors import EngineError
-from evalrig.types import Completion, Message
+from evalrig.types import Completion, Message, Tool
 from evalrig.wire import Wire
 
 UNTOUCHED: Final[Mapping[str, Any]] = {
@@ -124,7 +125,9 @@ class Client(Wire):
         """`/props` or `/v1/models`."""
         return (await self._call("GET", path, None, dict[str, Any]))[0]
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         """Ids of a text without special tokens added, or of a conversation through the chat template.
 
         `/tokenize` understands no messages, so the template is applied first. llama.cpp takes a leading BOS off the
@@ -133,8 +136,8 @@ class Client(Wire):
         if isinstance(prompt, str):
             text, special = prompt, False
         else:
-            messages = [{"role": message.role, "content": message.content} for message in prompt]
-            found, _ = await self._call("POST", "/apply-template", {"messages": messages}, _Prompt)
+            body = conversation(prompt, tools, CHAT.reasoning, answer)
+            found, _ = await self._call("POST", "/apply-template", body, _Prompt)
             text, special = found.prompt, True
         body = {"content": text, "add_special": special, "parse_special": True}
         return tuple((await self._call("POST", "/tokenize", body, _Tokens))[0].tokens)

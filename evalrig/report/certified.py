@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from evalrig.analysis.certificate import Certificate, Per
 from evalrig.analysis.responses import BEGINNING, Parts, Responses, kl_certificate, sampled_kl, sequence_certificate
 from evalrig.gate import Evidence
+from evalrig.report.estimated import estimates
 from evalrig.report.shown_maps import CertificateRow, Certificates
 from evalrig.report.words import count, significant, span
 
@@ -22,7 +23,7 @@ def certificates(suite: str, arms: Mapping[str, Evidence], confidence: str) -> C
         notes += _notes(name, found, arm.alpha, confidence)
         if found.drawn.refusal() is None and found.whole.tokens.size:
             rows += _rows(name, found, arm.alpha)
-    return Certificates(rows=tuple(rows), notes=tuple(notes))
+    return Certificates(rows=tuple(rows), notes=tuple(notes), estimates=estimates(suite, arms, confidence))
 
 
 def _rows(name: str, found: Responses, alpha: float) -> list[CertificateRow]:

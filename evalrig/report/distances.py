@@ -3,15 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 from evalrig.analysis.kl_excess import Excess, excess_of
 from evalrig.analysis.kl_summary import KlSummary, OctaveRow, Quantile
 from evalrig.analysis.kl_sums import MeanRow
-from evalrig.distance import Audited
+from evalrig.distance import LEAST_AUDITED, Audited
 from evalrig.evidence import Gathered
 from evalrig.gate import Evidence
-from evalrig.plan import Plan, SuitePlan
+from evalrig.plan import SuitePlan
+from evalrig.reach import leg_of, may_differ, way_of
 from evalrig.report.certified import certificates
 from evalrig.report.differences import gate_on
 from evalrig.report.far import far
@@ -33,11 +33,8 @@ QUANTILES = (
     ("largest", "one token; no interval"),
 )
 """In the order of `kl_summary.LEVELS`."""
-LEGS: Mapping[str, str] = {
-    "cached_prefix": "The tokens were scored after their prompt was read from the KV cache; none was written while decoding.",
-    "decode": "Each variant answered by itself, and the reference scored those answers by prefill: contexts are the candidate's own.",
-}
-"""Option `leg` of a suite -> what it means for the numbers."""
+DECODED = "Each variant answered by itself, and the reference scored those answers by prefill: contexts are the candidate's own."
+CACHED = "The tokens were scored after their prompt was read from the KV cache; none was written while decoding."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +245,7 @@ def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], c
         notes.append(
             f"“{UNRESOLVED}”: fewer than 30 prompts own a token at or above that quantile, so it is that of a few prompts."
         )
-    notes += [LEGS[leg]] if (leg := _leg(gathered.plan, suite.name)) in LEGS else []
+    notes.append(_scored(gathered, suite))
     notes.append("Quantiles are read from bins and up to 0.8 % high.")
     broken = [(c.name, c.found.result.broken) for c in columns if c.found.result.broken]
     notes += [f"{name}: {count(number, 'position')} without a number, left out here." for name, number in broken]
@@ -258,6 +255,11 @@ def _notes(gathered: Gathered, suite: SuitePlan, arms: Mapping[str, Evidence], c
 def _audited(seen: Audited) -> str:
     """What the lists alone would have said of the audited positions."""
     dual = significant(seen.dual)
+    if seen.audit.rows < LEAST_AUDITED:
+        return (
+            f"The sharper bound from the same lists is {dual}; too few audited rows for an upper one: what lies outside the "
+            f"lists is told by {LEAST_AUDITED} at least (`audit_tokens`, `audit_share`)."
+        )
     if seen.high is None:
         return (
             f"The sharper bound from the same lists is {dual}; no upper one: a side rules out what the other does not."
@@ -268,12 +270,15 @@ def _audited(seen: Audited) -> str:
     )
 
 
-def _leg(plan: Plan, suite: str) -> str:
-    """How the run file has a suite's tokens scored; empty: the engine's own way."""
-    found: Any = plan.config
-    for key in ("suites", suite, "options", "leg"):
-        found = cast("Mapping[str, Any]", found).get(key) if isinstance(found, Mapping) else None
-    return str(found or "")
+def _scored(gathered: Gathered, suite: SuitePlan) -> str:
+    """How the tokens were scored, and what that means for the numbers."""
+    if suite.rescored:
+        return DECODED
+    if not may_differ(gathered, suite):
+        return f"The tokens were scored {way_of(gathered, suite)}."
+    if leg_of(gathered, suite.name) == "cached_prefix":
+        return CACHED
+    return "The tokens were scored by prefill, each answer with its prompt as one; decoding may differ."
 
 
 def _curve(column: _Arm, ranges: list[tuple[int, int]]) -> Curve:

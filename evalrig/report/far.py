@@ -10,6 +10,7 @@ from evalrig.evidence import Gathered
 from evalrig.plan import SuitePlan
 from evalrig.report.shown_maps import Choice, Far, FarPrompt, FarToken
 from evalrig.report.words import count, cut, percent, significant
+from evalrig.sources import written
 from evalrig.streams import Place, Streamed, Texts
 from evalrig.tokens import Columns
 from evalrig.types import Sample
@@ -106,5 +107,5 @@ def _prompt(gathered: Gathered, suite: SuitePlan, found: Streamed, worst: WorstP
 
 
 def _asked(sample: Sample) -> str:
-    lines: Sequence[str] = [f"{message.role}: {message.content}" for message in sample.messages]
+    lines: Sequence[str] = [f"{message.role}: {written(message)}" for message in sample.messages]
     return "\n".join(lines) or sample.prompt

@@ -2,7 +2,7 @@
 
 import re
 
-from evalrig.report import certified, failing
+from evalrig.report import certified, estimated, failing
 from evalrig.report.distances import FLOOR
 from evalrig.report.proved import LEVEL_WORDS
 from evalrig.report.shown import Card, Page
@@ -57,7 +57,8 @@ def _notes(page: Page, shown: tuple[Card, ...]) -> list[str]:
     notes.append(f"Validity: {page.validity.summary}")
     notes += failing.summed_up(page.suites)
     views = page.distances
-    notes += certified.summed_up([(view.suite, view.certificates) for view in views])
+    bounds = [(view.suite, view.certificates) for view in views]
+    notes += certified.summed_up(bounds) + estimated.summed_up(bounds)
     notes += [
         f"Along the answer, {view.suite}: {line}"
         for view in views

@@ -40,10 +40,11 @@ class CertificateRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """All bounds of one suite, and KL from the drawn tokens."""
+    """All bounds of one suite, KL from the drawn tokens, and what success can be estimated from them."""
 
     rows: tuple[CertificateRow, ...]
     notes: tuple[str, ...]
+    estimates: Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

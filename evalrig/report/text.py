@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from io import StringIO
 
-from evalrig.analysis.power import cannot_decide, power_rows
+from evalrig.analysis.power import cannot_decide, power_rows, suite_power
 from evalrig.plan import GatePlan, Plan
 from evalrig.records import RunFolder
 from evalrig.report.failing import KIND
@@ -90,19 +90,22 @@ def planned(plan: Plan, text: str) -> str:
     lines += [_table(("gate", "suite", "metric", "margin", "role"), gates), ""]
     if plan.unused_gates:
         lines += [f"gates not applied, their suite is not in this run: {', '.join(plan.unused_gates)}", ""]
-    lines += ["# what it can decide (80 % power, no true loss)", "", *_power(plan)]
+    suites = len({gate.suite for gate in plan.gates if gate.gating})
+    each = suite_power(max(suites, 1))
+    together = f"; {100 * each:.3g} % for each of {suites} gating suites" if suites > 1 else ""
+    lines += [f"# what it can decide (80 % power{together}, no true loss)", "", *_power(plan, each)]
     if missing := uncovered(plan):
         lines += ["", f"not covered: {missing}"]
     return _plain(lines)
 
 
-def _power(plan: Plan) -> list[str]:
-    """The power table of every gating gate."""
+def _power(plan: Plan, power: float) -> list[str]:
+    """The power table of every gating gate, each at such a power: GO needs all of them to pass."""
     lines: list[str] = []
     for gate in plan.gates:
         metric = metric_of(gate, plan)
         if gate.gating and metric and metric.kind == "binary":
-            lines += [*_binary_power(gate, metric, plan), ""]
+            lines += [*_binary_power(gate, metric, plan, power), ""]
         elif gate.gating:
             lines += [
                 f"{gate.name}: margin {_margin(gate, plan)}; what {count(len(plan.suite(gate.suite).samples), 'sample')} "
@@ -114,9 +117,9 @@ def _power(plan: Plan) -> list[str]:
     return lines[:-1]
 
 
-def _binary_power(gate: GatePlan, metric: Metric, plan: Plan) -> list[str]:
+def _binary_power(gate: GatePlan, metric: Metric, plan: Plan, power: float) -> list[str]:
     n = len(plan.suite(gate.suite).samples)
-    rows = power_rows(n, gate.margin, plan.header.alpha)
+    rows = power_rows(n, gate.margin, plan.header.alpha, power)
     scale = metric.scale
     table = [
         (

@@ -19,9 +19,10 @@ from evalrig.analysis.kl import merged_bucket
 from evalrig.content import content_dir
 from evalrig.engine import Capabilities, Engine, Penalties, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
-from evalrig.sources import borrowed, prompts, texts
-from evalrig.suite import Attempt, Suite, ids_sha256
-from evalrig.types import FIXED, Completion, Metric, Sample, State, Trace, Trajectory
+from evalrig.sources import borrowed, prompts, texts, with_tools, written
+from evalrig.suite import Attempt, Grader, Suite, ids_sha256
+from evalrig.turns import Turn, asked, finished
+from evalrig.types import FIXED, SUCCESS, UNGRADED, Completion, Metric, Sample, State, Trace, Trajectory
 
 LEGS = ("prefill", "cached_prefix", "decode")
 NONE = "none"
@@ -74,6 +75,8 @@ class Kl(Suite):
         if self.rescored:
             self.metrics = self.metrics[:1]
         self._own_path: frozenset[str] = frozenset()
+        self._questions: dict[str, tuple[Grader, Sample]] = {}
+        self._tools = False
         if not (
             options.tokens >= 1 and options.top_k >= 1 and 0 < options.audit_share <= 1 and options.audit_tokens >= 1
         ):
@@ -88,9 +91,13 @@ class Kl(Suite):
     def needs(self) -> Capabilities:
         """Top-K lists of given tokens. No seed: the reference answers once, and what it said is kept for all."""
         if self.rescored:
-            return Capabilities(decode_logprobs=self.options.top_k)
-        cached = self.options.leg == "cached_prefix"
-        return Capabilities(prompt_logprobs=True, top_logprobs=self.options.top_k, cached_prefix=cached)
+            return Capabilities(decode_logprobs=self.options.top_k, tool_prompts=self._tools)
+        return Capabilities(
+            prompt_logprobs=True,
+            top_logprobs=self.options.top_k,
+            cached_prefix=self.options.leg == "cached_prefix",
+            tool_prompts=self._tools,
+        )
 
     def rescoring(self) -> Capabilities:
         """Top-K lists of given tokens, from the reference alone."""
@@ -107,27 +114,33 @@ class Kl(Suite):
             raise UsageError(f"{where}.leg: `decode` scores what variants answer, and {fixed!r} is fixed; leave it out")
         return rows
 
-    def draw(self, lent: Mapping[str, Sequence[Sample]]) -> list[Sample]:
+    def draw(self, lent: Mapping[str, Sequence[Sample]], graders: Mapping[str, Grader]) -> list[Sample]:
         """See `Suite.draw`."""
-        where = f"suites.{self.name}.options.suites"
-        return self.samples() + [row for name, rows in lent.items() for row in borrowed(name, rows, where)]
+        drawn = self.samples()
+        for name, questions in lent.items():
+            rows = borrowed(name, questions, f"suites.{self.name}.options.suites")
+            drawn += rows
+            if name in graders:
+                self._questions |= {row.id: (graders[name], own) for row, own in zip(rows, questions, strict=True)}
+        return drawn
 
     def settle(self, chosen: Sequence[Sample]) -> None:
         """The first prompts are those on which the path is checked: in the seeded order of the run that is a draw."""
-        asked = [sample.id for sample in chosen if not _is_text(sample)]
-        self._own_path = frozenset(asked[: self.options.path_prompts])
+        ids = [sample.id for sample in chosen if not _is_text(sample)]
+        self._own_path = frozenset(ids[: self.options.path_prompts])
+        self._tools = any(with_tools(sample) for sample in chosen)
 
     async def trace(self, engine: Engine, sample: Sample, epoch: int, seed: int) -> Trace:
         """The reference's answer, temperature 1, nothing cut from the distribution; of a fixed stream, what was given."""
-        prompt, given = await _tokens(engine, sample)
+        turn = await _turn(engine, sample)
         if FIXED in sample.tags:
-            text = sample.prompt or sample.messages[-1].content
-            return Trace(sample=sample.id, epoch=epoch, prompt_ids=prompt, token_ids=given, text=text, finish=FIXED)
-        answer = await engine.generate(prompt, self._whole(seed))
+            text, ids = sample.prompt or written(sample.messages[-1]), turn.given
+            return Trace(sample=sample.id, epoch=epoch, prompt_ids=turn.before, token_ids=ids, text=text, finish=FIXED)
+        answer = await engine.generate(turn.before, self._whole(seed))
         return Trace(
             sample=sample.id,
             epoch=epoch,
-            prompt_ids=prompt,
+            prompt_ids=turn.before,
             token_ids=answer.token_ids,
             text=answer.text,
             finish=answer.finish,
@@ -139,10 +152,10 @@ class Kl(Suite):
             return await self._answered(engine, sample, epoch)
         if trace is None:
             raise ValueError(f"{self.name}: {sample.id} has no trace")
-        if not trace.token_ids:
-            error = "the reference answered no token: there is nothing to compare"
+        own = await _turn(engine, sample)
+        if own.fault or not trace.token_ids:
+            error = own.fault or "the reference answered no token: there is nothing to compare"
             return Attempt(trajectory=Trajectory(error=error), state=State.UNSCORED)
-        own, given = await _tokens(engine, sample)
         ids = [*trace.prompt_ids, *trace.token_ids]
         scoring = await self._score(engine, ids, len(trace.prompt_ids), self.options.top_k)
         audit = None
@@ -153,16 +166,40 @@ class Kl(Suite):
         scores = {"logprob": mean, "tokens": float(len(trace.token_ids))} if np.isfinite(mean) else {}
         return Attempt(
             trajectory=Trajectory(turns=(turn,)),
-            scores={**scores, **await self._path(engine, sample, epoch, trace.prompt_ids)},
-            prompt_sha256=ids_sha256([*own, *given]),
+            scores={
+                **scores,
+                **self._success(engine, trace),
+                **await self._path(engine, sample, epoch, trace.prompt_ids),
+            },
+            prompt_sha256=ids_sha256([*own.before, *own.given]),
             tokens=scoring,
             audit=audit,
             retries=scoring.retries,
         )
 
+    def _success(self, engine: Engine, trace: Trace) -> dict[str, float]:
+        """How right the reference's own answer is, by the grader of the suite that lent the question: filed once, with it."""
+        if engine.variant.role != "reference" or trace.sample not in self._questions:
+            return {}
+        grade, question = self._questions[trace.sample]
+        said = Completion(
+            text=trace.text, token_ids=trace.token_ids, completion_tokens=len(trace.token_ids), finish=trace.finish
+        )
+        score = grade(question, said)
+        if score is None:
+            return {UNGRADED: 1.0}
+        if not 0.0 <= score <= 1.0:
+            raise UsageError(
+                f"suites.{self.name}: an answer to {trace.sample!r} was graded {score}; a grade lies in 0..1"
+            )
+        return {SUCCESS: score}
+
     async def _answered(self, engine: Engine, sample: Sample, epoch: int) -> Attempt:
         """The variant's own answer, with the list that each of its tokens was drawn from."""
-        prompt, _ = await _tokens(engine, sample)
+        turn = await _turn(engine, sample)
+        if turn.fault:
+            return Attempt(trajectory=Trajectory(error=turn.fault), state=State.UNSCORED)
+        prompt = turn.before
         seed = _seed(f"{self.name}/{sample.id}/{epoch}")  # the same for all: answers part only where variants do
         said, decoded = await engine.decode(prompt, self._whole(seed), self.options.top_k)
         if not said.token_ids:
@@ -181,7 +218,7 @@ class Kl(Suite):
 
     async def rescore(self, engine: Engine, sample: Sample, said: Completion) -> Attempt:
         """Lists of the reference, by prefill, at each token that another variant answered."""
-        prompt, _ = await _tokens(engine, sample)
+        prompt = (await _turn(engine, sample)).before
         ids = [*prompt, *said.token_ids]
         scoring = await self._score(engine, ids, len(prompt), self.options.top_k)
         turn = Completion(text=said.text, prompt_tokens=len(prompt), completion_tokens=len(said.token_ids))
@@ -242,14 +279,17 @@ class Kl(Suite):
         return start, min(start + self.options.audit_tokens, len(trace.prompt_ids) + len(trace.token_ids))
 
 
-async def _tokens(engine: Engine, sample: Sample) -> tuple[tuple[int, ...], tuple[int, ...]]:
+async def _turn(engine: Engine, sample: Sample) -> Turn:
     """What comes before the first scored token, and the tokens given after it: none where the reference answers."""
+    if with_tools(sample):
+        return await (finished if FIXED in sample.tags else asked)(engine, sample.messages, sample.tools)
     if FIXED not in sample.tags:
-        return await engine.tokenize(sample.messages or sample.prompt), ()
+        return Turn(before=await engine.tokenize(sample.messages or sample.prompt))
     if _is_text(sample):
         ids = await engine.tokenize(sample.prompt)
-        return ids[:1], ids[1:]
-    return await engine.tokenize(sample.messages[:-1]), await engine.tokenize(sample.messages[-1].content)
+        return Turn(before=ids[:1], given=ids[1:])
+    before = await engine.tokenize(sample.messages[:-1])
+    return Turn(before=before, given=await engine.tokenize(sample.messages[-1].content))
 
 
 def _seed(words: str) -> int:

@@ -15,7 +15,7 @@ from evalrig.ask import ask, own_seed, refuse_unfit
 from evalrig.content import content_dir
 from evalrig.engine import Capabilities, Engine, Sampling
 from evalrig.errors import UsageError
-from evalrig.suite import Attempt, Suite
+from evalrig.suite import Attempt, Grader, Suite
 from evalrig.types import Completion, Message, Metric, Sample, State, Trace, Trajectory
 
 
@@ -94,6 +94,17 @@ class ShortAnswers(Suite):
         if fault := answer.unfit(question.answers, question.match):
             raise UsageError(f"{where}: {fault}; correct `answers` or `match`")
         return question
+
+    def grader(self) -> Grader:
+        """See `Suite.grader`: as its own answers are graded, but a text cut below `max_tokens` might still have come right."""
+
+        def grade(sample: Sample, said: Completion) -> float | None:
+            attempt = _graded(said, sample, self.options.thinking, "")
+            if attempt.state is State.TRUNCATED:
+                return 0.0 if said.completion_tokens >= self.options.max_tokens else None
+            return attempt.scores["accuracy"]
+
+        return grade
 
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Ask once, find the answer, compare."""

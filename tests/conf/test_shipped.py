@@ -13,6 +13,7 @@ from evalrig.config.load import dump, load_run
 from evalrig.content import content_dir
 from evalrig.errors import UsageError
 from evalrig.run import rehearse
+from evalrig.types import AGAIN
 
 FILES = sorted(content_dir("conf").glob("*.yaml"))
 
@@ -64,6 +65,18 @@ def test_an_fp8_cache_is_scored_where_it_is_read(name: str) -> None:
     """A cold prefill of many back ends never reads a quantised KV cache: scored so, the candidate would look perfect."""
     suite = load_run(content_dir("conf") / f"{name}.yaml").suites["kl"]
     assert suite.options["leg"] == "cached_prefix"
+
+
+def test_the_split_is_measured_by_decoding_because_it_scores_no_prompts() -> None:
+    path = content_dir("conf") / "pd.yaml"
+    plan = assemble(load_run(path), path, lambda _: None, here=False).plan
+    kl = plan.suite("kl")
+    assert (kl.rescored, kl.traced, len(kl.samples)) == (True, False, 348)
+    assert {cell.of for cell in plan.cells if cell.stage == "rescore"} == {"split", AGAIN}
+    assert {gate.name for gate in plan.gates if gate.suite == "kl" and gate.gating} == {"kl_veto"}
+    assert "kl_logprob" in plan.unused_gates
+    with pytest.raises(UsageError, match=r"suites\.kl: engine `sglang` cannot give logprobs of given tokens"):
+        assemble(load_run(path, ["suites.kl.options.leg=prefill"]), path, lambda _: None, here=False)
 
 
 @pytest.mark.parametrize("name", PRODUCTION)

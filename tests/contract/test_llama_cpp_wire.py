@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from toys.loopback import CLOSE, CUT, Server, serving
+from toys.recorded_tools import conversation_of
 
 from evalrig.engine import Penalties, Sampling
 from evalrig.errors import EngineError
@@ -207,6 +208,16 @@ def test_tokenizing_a_text_and_a_conversation(server: Server) -> None:
         {"content": text, "add_special": False, "parse_special": True},
         {"content": templated, "add_special": True, "parse_special": True},
     ]
+
+
+def test_tools_and_calls_go_through_the_servers_own_template(server: Server) -> None:
+    exchange = recorded("7-apply-template-tools")
+    messages, tools = conversation_of(exchange["request"])
+    server.answers["/apply-template"] = [answer("7-apply-template-tools")]
+    server.answers["/tokenize"] = [answer("7-tokenize-special")]
+    ask(server, lambda client: client.tokenize(messages, tools))
+    assert server.bodies("/apply-template") == [exchange["request"]]
+    assert server.bodies("/tokenize")[0]["content"] == exchange["response"]["prompt"]
 
 
 def test_while_it_loads_every_path_is_503(server: Server) -> None:

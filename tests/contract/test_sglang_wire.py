@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from toys.recorded_tools import conversation_of
 
 from evalrig.engine import Penalties, Sampling
 from evalrig.errors import EngineError
@@ -441,6 +442,17 @@ def test_tokenizing_a_text_and_a_conversation(server: Server) -> None:
     ids = ask(server, lambda client: client.tokenize([Message(**message)]))
     assert ids == tuple(recorded("7-tokenize-messages")["response"]["tokens"])
     assert server.asked.pop() == ("POST", "/tokenize", {"messages": [message]})
+
+
+def test_tools_and_calls_go_through_the_servers_own_template(server: Server) -> None:
+    exchange = recorded("7-tokenize-messages-tools")
+    messages, tools = conversation_of(exchange["request"])
+    server.answers = [answer("7-tokenize-messages-tools")]
+    assert ask(server, lambda client: client.tokenize(messages, tools)) == tuple(exchange["response"]["tokens"])
+    wanted = {key: exchange["request"][key] for key in ("messages", "tools")}
+    assert server.asked.pop() == ("POST", "/tokenize", wanted)
+    ask(server, lambda client: client.tokenize(messages, tools, answer=False))
+    assert server.asked.pop() == ("POST", "/tokenize", {**wanted, "add_generation_prompt": False})
 
 
 def test_readiness(server: Server) -> None:

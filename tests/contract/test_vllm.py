@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from toys.launched import IDS, WIRE, carry, engine_of, serving
 from toys.program import Exchanges
+from toys.recorded_tools import conversation_of
 
 from evalrig.analysis.kl import row_faults
 from evalrig.engine import Capabilities, Sampling
@@ -310,6 +311,13 @@ def test_tokens_of_a_text_and_of_a_conversation(server: Exchanges) -> None:
     chat = recorded("7-tokenize-messages")
     messages = [Message(**message) for message in chat["request"]["messages"]]
     assert ask(server, lambda client: client.tokenize(messages)) == tuple(chat["response"]["tokens"])
+
+
+def test_tools_and_calls_go_through_the_servers_own_template(server: Exchanges) -> None:
+    exchange = recorded("7-tokenize-messages-tools")
+    messages, tools = conversation_of(exchange["request"])
+    assert ask(server, lambda client: client.tokenize(messages, tools)) == tuple(exchange["response"]["tokens"])
+    assert server.asked.pop()[2] == exchange["request"]
 
 
 def test_the_served_name_is_asked_for_because_another_is_a_404(server: Exchanges) -> None:

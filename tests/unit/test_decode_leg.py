@@ -19,7 +19,7 @@ from evalrig.evidence import Gathered
 from evalrig.records import RunFolder
 from evalrig.resume import pending
 from evalrig.run import Finished, resume
-from evalrig.types import AGAIN, REFERENCE, RESCORED, CheckOutcome, Level, Outcome
+from evalrig.types import AGAIN, REFERENCE, RESCORED, SPLIT, CheckOutcome, Fingerprint, Level, Outcome
 from evalrig.verdict import judge
 
 
@@ -119,6 +119,25 @@ def test_only_the_reference_has_to_score_given_tokens(tmp_path: Path, monkeypatc
     path.write_text(yaml.safe_dump(tree))
     with pytest.raises(UsageError, match=r"suites\.kl: engine `toys\.engine` cannot give logprobs of given tokens"):
         assemble(load_run(path), path, lambda _: None)
+
+
+def test_a_split_may_have_the_reference_s_very_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another engine by its fingerprint; without it the same bits mean that the candidate is the reference."""
+    plain = Toy.fingerprint
+
+    async def of_a_split(self: Toy) -> Fingerprint:
+        flags = {SPLIT: "1 prefill, 1 decode, mooncake"} if self.variant.name == "split" else {}
+        return replace(await plain(self), flags=flags)
+
+    monkeypatch.setattr(Toy, "fingerprint", of_a_split)
+    folder = carry_out(decode_file(tmp_path, {"split": {}})).folder
+    same = "split, kl: all "
+    assert len(folder.records("split", "kl")) == 30
+    assert not [f for f in judge(folder).validity if f.text.startswith(same)]
+    found = folder.preflight("split")
+    assert found is not None
+    folder.write_preflight(replace(found, fingerprint=replace(found.fingerprint, flags={})))
+    assert [f for f in judge(folder).validity if f.rule == "engaged" and f.text.startswith(same)]
 
 
 def test_the_decode_leg_has_no_logprob_to_judge(tmp_path: Path) -> None:

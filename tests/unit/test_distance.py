@@ -14,6 +14,7 @@ from evalrig.analysis.kl import delta_p, excess, merged_bucket
 from evalrig.analysis.kl_excess import excess_of
 from evalrig.distance import Joined, chunks, measured
 from evalrig.records import AUDIT, RunFolder
+from evalrig.report.distances import _audited
 from evalrig.run import conclude
 from evalrig.tokens import Columns, Key, TokenFile
 from evalrig.types import REFERENCE
@@ -152,3 +153,27 @@ def test_judging_and_reporting_read_an_arm_alone_once_and_against_the_reference_
     assert most["cheap/rows"] == most["other/rows"] == 2 + worst
     assert 4 <= most[f"{REFERENCE}/rows"] <= 4 + width + 2 * worst
     assert most[f"cheap/{AUDIT}"] == 2 + 1, "one attempt is looked at for the size of the vocabulary"
+
+
+# ---- the upper bound
+
+
+def whole(rows: int, noise: float, seed: int) -> Columns:
+    rng = np.random.default_rng(seed)
+    logits = np.random.default_rng(rows).standard_normal((rows, 64)) * 2 + noise * rng.standard_normal((rows, 64))
+    return {"vocabulary": (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)}
+
+
+def test_few_audited_rows_support_no_upper_bound() -> None:
+    """The assumed largest ratio is learned from them: from a handful it is small by luck, and the bound would not hold."""
+    parts = [(whole(33, 0.0, 1), whole(33, 0.3, 2), 10)] * 3
+    few = distance.audited(parts)
+    enough = distance.audited([*parts, (whole(1, 0.0, 1), whole(1, 0.3, 2), 10)])
+    assert few is not None
+    assert enough is not None
+    assert (few.audit.rows, few.high) == (99, None)
+    assert enough.audit.rows == distance.LEAST_AUDITED
+    assert enough.high is not None
+    assert enough.dual <= enough.audit.kl_full_mean + 1e-9 <= enough.high + 2e-9
+    assert "too few audited rows for an upper one" in _audited(few)
+    assert "at most " in _audited(enough)

@@ -15,8 +15,9 @@ from toys.token_rows import rewrite
 
 from evalrig.evidence import Gathered
 from evalrig.records import AUDIT, RunFolder
+from evalrig.report.view import page
 from evalrig.tokens import Key
-from evalrig.types import REFERENCE, CheckOutcome, Finding, Level, Outcome, Verdict
+from evalrig.types import REFERENCE, SCORING, CheckOutcome, Finding, Fingerprint, Level, Outcome, Verdict
 from evalrig.verdict import judge
 
 
@@ -135,3 +136,41 @@ def test_whole_rows_of_another_width_are_another_vocabulary_and_no_crash(tmp_pat
     assert (found.level, found.text) == (Level.INVALID, "near, kl: a vocabulary of 66 tokens, the reference's has 64")
     assert verdict.candidates["near"].outcome is Outcome.INVALID
     assert Gathered(folder).evidence("near").audits == {}
+
+
+# ---- the way that was really gone
+
+
+@pytest.mark.parametrize(
+    ("leg", "scope", "note"),
+    [
+        ("prefill", "kl scored by prefill: decoding may differ;", "The tokens were scored by prefill"),
+        ("cached_prefix", "kl scored over a cached prefix: decoding may differ;", "was read from the KV cache"),
+        ("decode", "kl scored by decoding, against the reference's prefill;", "Each variant answered by itself"),
+    ],
+)
+def test_scope_and_report_name_the_leg_that_was_used(tmp_path: Path, leg: str, scope: str, note: str) -> None:
+    folder, verdict = ran(tmp_path, {"near": {"noise": 0.02}}, leg=leg)
+    assert scope in verdict.candidates["near"].scope
+    [view] = page(folder, verdict).distances
+    ways = ("scored by prefill", "read from the KV cache", "answered by itself")
+    [line] = [line for line in view.notes if any(way in line for way in ways)]
+    assert note in line
+
+
+def test_an_engine_that_scores_by_decoding_is_not_called_a_prefill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp has no scoring of prompts: the tokens are forced, one by one."""
+    plain = Toy.fingerprint
+
+    async def forced(self: Toy) -> Fingerprint:
+        return replace(await plain(self), flags={SCORING: "forced decode, cold prefill"})
+
+    monkeypatch.setattr(Toy, "fingerprint", forced)
+    folder, verdict = ran(tmp_path, {"near": {"noise": 0.02}})
+    assert "kl scored by forced decode, cold prefill;" in verdict.candidates["near"].scope
+    [path] = said(verdict, "path", "near")
+    assert "near, kl: scored by forced decode, cold prefill, and decoding differs" in path.text
+    [view] = page(folder, verdict).distances
+    assert "The tokens were scored by forced decode, cold prefill." in view.notes

@@ -1,18 +1,19 @@
 """Where the token streams of the `kl` suite come from: prompts, other suites of the run, conversations, texts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from toys.engine import tokens
+from toys.engine import Toy, tokens
 from toys.runs import carry_out, run_file
 
 from evalrig.assemble import assemble
 from evalrig.config.load import load_run
 from evalrig.errors import UsageError
-from evalrig.sources import borrowed, prompts, texts
+from evalrig.sources import borrowed, prompts, texts, with_tools, written
 from evalrig.suites.kl import Kl, KlOptions
 from evalrig.types import FIXED, REFERENCE, Message, Sample, State, Tool, ToolCall
 
@@ -69,17 +70,18 @@ def test_a_suite_that_lends_nothing_is_named(tmp_path: Path, source: str) -> Non
     assert str(caught.value) == f"{path}: {words}"
 
 
-def test_what_no_engine_can_put_into_token_ids_is_refused_and_not_dropped() -> None:
+def test_tools_and_calls_are_borrowed_whole_and_broken_arguments_are_named() -> None:
     tool = Tool(name="f", description="", parameters={})
-    asked = Message(role="user", content="x")
-    called = Message(role="assistant", content="", tool_calls=(ToolCall(id="1", name="f", arguments="{}"),))
-    for sample in (
-        Sample(id="a", messages=(asked,), tools=(tool,)),
-        Sample(id="a", messages=(asked, called, asked)),
-        Sample(id="a", messages=(asked, Message(role="assistant", content="", reasoning="hm"), asked)),
+    question = Message(role="user", content="x")
+    called = Message(role="assistant", content="", tool_calls=(ToolCall(id="1", name="f", arguments='{"a": 1}'),))
+    [row] = borrowed("agents", [Sample(id="a", messages=(question, called, question), tools=(tool,))], "here")
+    assert (row.tools, row.messages) == ((tool,), (question, called, question))
+    assert with_tools(row)
+    broken = replace(called, tool_calls=(ToolCall(id="1", name="f", arguments='{"a"'),))
+    with pytest.raises(
+        UsageError, match=r"^here: agents, sample 'a': the arguments of a call of 'f' are no JSON object"
     ):
-        with pytest.raises(UsageError, match=r"^here: agents, sample 'a': .* into token ids"):
-            borrowed("agents", [sample], "here")
+        borrowed("agents", [Sample(id="a", messages=(question, broken, question))], "here")
 
 
 def test_clusters_and_tags_of_what_is_borrowed_stay_apart_from_those_of_others() -> None:
@@ -115,6 +117,82 @@ def test_a_line_that_is_none_of_them_is_named(tmp_path: Path, row: Any, why: str
     with pytest.raises(UsageError) as caught:
         prompts(path, "here")
     assert str(caught.value).startswith(f"here: {path} line 2: {why}")
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "42"},
+    {"role": "assistant", "content": "it is 42"},
+]
+
+
+def test_every_turn_of_a_conversation_with_tools_is_a_sample_in_one_cluster(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "p.jsonl",
+        {"id": "t", "kind": "k", "messages": TALK, "tools": TOOLS},
+        {"id": "open", "messages": TALK[:3], "tools": TOOLS},
+        {"id": "bare", "messages": TALK[:2]},
+    )
+    first, second, waits, bare = prompts(path, "here")
+    assert [(row.id, len(row.messages), row.cluster) for row in (first, second)] == [("t.1", 2, "t"), ("t.2", 4, "t")]
+    assert first.tags == second.tags == ("own", "k", FIXED)
+    assert first.messages[1].tool_calls == (ToolCall(id="c", name="f", arguments='{"a": 1}'),)
+    assert second.messages[2] == Message(role="tool", content="42", tool_call_id="c")
+    assert second.tools == (Tool(name="f", description="", parameters={"type": "object"}),)
+    assert (waits.id, waits.tags) == ("open", ("own",)), "the reference answers it"
+    assert (bare.id, written(bare.messages[-1])) == ("bare.1", 'f({"a": 1})')
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"prompt": "x", "tools": TOOLS}, "a `prompt` has no template that shows tools; give `messages`"),
+        ({"messages": TALK, "tools": [{"type": "function"}]}, "Object missing required field `function`"),
+        ({"messages": [TALK[0], {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+         "the arguments of a call of 'f' are no JSON object; correct them"),
+    ],
+)  # fmt: skip
+def test_a_line_with_tools_that_no_template_can_show_is_named(tmp_path: Path, row: Any, why: str) -> None:
+    path = lines(tmp_path / "p.jsonl", {"id": "a", **row})
+    with pytest.raises(UsageError, match=r"^here: .* line 1: ") as caught:
+        prompts(path, "here")
+    assert why in str(caught.value)
+
+
+def test_calls_are_scored_as_the_template_writes_them_and_what_it_drops_is_no_score(tmp_path: Path) -> None:
+    own = lines(
+        tmp_path / "own.jsonl", {"id": "t", "messages": TALK, "tools": TOOLS}, {"id": "q", "messages": TALK[:1]}
+    )
+    path = with_sources(tmp_path / "run", prompts=str(own))
+    finished = carry_out(path)
+    traces = {trace.sample: trace for trace in finished.folder.traces("kl")}
+    assert traces["t.1"].prompt_ids == tokens("f;<user>hi\n")
+    assert traces["t.1"].token_ids == tokens('<assistant>(f{"a": 1})'), "without the line end after the turn"
+    assert traces["t.1"].text == 'f({"a": 1})'
+    assert traces["t.2"].prompt_ids == tokens('f;<user>hi\n<assistant>(f{"a": 1})\n<tool>42\n')
+    for variant in (REFERENCE, "cheap"):
+        assert {r.state for r in finished.folder.records(variant, "kl")} == {State.SCORED}
+    unshown = carry_out(path, ["+engine.options.shows_tools=false"])
+    for variant in (REFERENCE, "cheap"):
+        records = {record.sample: record for record in unshown.folder.records(variant, "kl")}
+        assert records["q"].state is State.SCORED
+        assert {records[name].state for name in ("t.1", "t.2")} == {State.UNSCORED}
+        assert records["t.1"].trajectory.error.startswith("the engine's chat template shows no tools")
+
+
+def test_an_engine_without_them_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "capabilities", replace(Toy.capabilities, tool_prompts=False))
+    own = lines(tmp_path / "own.jsonl", {"id": "t", "messages": TALK, "tools": TOOLS})
+    path = with_sources(tmp_path / "run", prompts=str(own))
+    with pytest.raises(
+        UsageError, match=r"suites.kl: engine `toys.engine` cannot give token ids of conversations with tools"
+    ):
+        assemble(load_run(path), path, lambda _: None)
 
 
 def test_an_empty_text_is_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.engines.replay import asked
 from evalrig.errors import EngineError
 from evalrig.troubles import SGLANG, SGLANG_WORKS
-from evalrig.types import Capacity, Completion, Fingerprint, Message, ToolCall, Variant
+from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, ToolCall, Variant
 
 VOCABULARY = 64
 END = 1
@@ -50,6 +50,8 @@ class ToyOptions:
     says_weights: str = "bf16"
     says_kv_cache: str = "bf16"
     template: str = "<{role}>{content}\n"
+    shows_tools: bool = True
+    """Tools and calls are in the prompt."""
     delay: float = 0.0
     """Seconds a call takes."""
     fail_start: str = ""
@@ -86,6 +88,7 @@ class Toy(Engine):
         decode_logprobs=-1,
         chat=True,
         tools=True,
+        tool_prompts=True,
     )
     troubles = SGLANG
     at_work = SGLANG_WORKS
@@ -133,11 +136,15 @@ class Toy(Engine):
         wide = self.options.says_kv_cache == "bf16"
         return Capacity(kv_tokens=1000 if wide else 2000, kv_bytes_per_token=4.0 if wide else 2.0, weight_bytes=8192)
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
+        """The template closes no turn and opens none: `answer` makes no difference."""
         await self._call()
         if isinstance(prompt, str):
             return self._said(tokens(prompt), "tokenize", prompt)
-        text = "".join(self._shown(message) for message in prompt)
+        text = "".join(f"{tool.name};" for tool in tools if self.options.shows_tools)
+        text += "".join(self._shown(message) for message in prompt)
         return self._said(tokens(text), "tokenize", [[m.role, m.content] for m in prompt])
 
     async def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
@@ -229,7 +236,8 @@ class Toy(Engine):
         return msgspec.convert(answer, Completion)
 
     def _shown(self, message: Message) -> str:
-        return self.options.template.format(role=message.role, content=message.content)
+        calls = "".join(f"({call.name}{call.arguments})" for call in message.tool_calls if self.options.shows_tools)
+        return self.options.template.format(role=message.role, content=f"{message.content}{calls}")
 
     def _spoken(self, prompt: Sequence[int], sampling: Sampling) -> tuple[list[int], str, str]:
         """Tokens, text and ending of what is said after a prompt."""

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from evalrig.analysis.certificate import (
     event_bounds,
-    from_greedy,
     from_likelihoods,
     from_summed_kl,
     kl_interval,
@@ -178,17 +177,6 @@ def test_nothing_is_certified_from_tokens_drawn_otherwise():
         from_likelihoods([math.nan], [0], PLAIN)
     with pytest.raises(ValueError, match="no responses"):
         from_likelihoods([], [], PLAIN)
-
-
-def test_greedy_texts_certify_by_how_often_they_part():
-    found = from_greedy([0] * 299)
-    assert found.bound == pytest.approx(1 - 0.05 ** (1 / 299))
-    some = from_greedy([1] * 6 + [0] * 194)
-    assert (some.estimate, some.status) == (0.03, "certified")
-    assert 0.03 < some.bound < 0.065
-    assert from_greedy([1, 1, 1]).status == "vacuous"
-    with pytest.raises(ValueError, match="yes or no"):
-        from_greedy([0.5])
 
 
 def test_steps_add_up():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalrig.analysis.full_vocabulary import change_of_given, full_distances
+from evalrig.analysis.full_vocabulary import full_distances
 from evalrig.analysis.kl import full_kl
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
@@ -76,14 +76,6 @@ def test_tiny_distances_keep_their_digits():
     gap = np.exp(p) - np.exp(q)
     square = np.where(p > -np.inf, gap**2 / np.maximum(np.exp(p), 1e-300), 0).sum(axis=1)
     assert found.js == pytest.approx(square / 8, rel=1e-4)
-
-
-def test_change_of_the_given_token():
-    assert change_of_given(logs([0.5, 0.5], [1.0, 0.0]), logs([0.4, 0.6], [0.9, 0.1]), np.array([1, 0])) == (
-        pytest.approx([0.1, -0.1])
-    )
-    with pytest.raises(ValueError, match="tokens"):
-        change_of_given(logs([0.5, 0.5]), logs([0.5, 0.5]), np.array([2]))
 
 
 def test_vocabularies_that_differ_are_refused():

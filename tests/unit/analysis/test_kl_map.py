@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from evalrig.analysis.kl_map import by_group, entropy_quartiles
+from evalrig.analysis.kl_map import by_group
 from evalrig.analysis.kl_summary import quantiles
 from evalrig.analysis.paired import cluster_t, holm
 
@@ -76,16 +76,6 @@ def test_infinite_and_zero_values_make_no_nan():
 def _args(found):
     kl, group, prompt = found
     return kl, group, NAMES, prompt
-
-
-def test_quartiles_of_entropy():
-    entropy = np.random.default_rng(6).exponential(1.0, 4000)
-    code, names = entropy_quartiles(entropy)
-    assert np.bincount(code).tolist() == [1000, 1000, 1000, 1000]
-    assert entropy[code == 0].max() <= entropy[code == 1].min()
-    assert names[3].startswith("listed entropy above 1.")
-    peaked, _ = entropy_quartiles(np.zeros(10))
-    assert (peaked == 0).all()
 
 
 def test_quantiles_with_their_owners():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalrig.analysis.betting import betting_interval, e_value
+from evalrig.analysis.betting import betting_interval
 from evalrig.analysis.paired import (
     cluster_sums,
     cluster_t,
@@ -73,8 +73,8 @@ def test_holm():
 
 
 def test_stake_after_300_equal_answers():
-    assert e_value(np.zeros(300), 0.01, None, "greater") == pytest.approx(4.58107, abs=1e-5)
-    assert e_value(np.zeros(490), 0.01, None, "greater") < 20 <= e_value(np.zeros(491), 0.01, None, "greater")
+    assert 1 / e_pvalue(np.zeros(300), 0.01, None, "greater") == pytest.approx(4.58107, abs=1e-5)
+    assert e_pvalue(np.zeros(491), 0.01, None, "greater") <= 0.05 < e_pvalue(np.zeros(490), 0.01, None, "greater")
 
 
 def test_method_follows_the_data():

@@ -63,7 +63,10 @@ def test_planned_names_everything_and_what_it_can_decide(make: Make) -> None:
     assert text.startswith("name: made-up\n\n# the plan\n")
     for word in ("reference_again", "kl_veto", "piqa_accuracy", "diagnostic", "gating", "5 points"):
         assert word in text
-    assert 'suite "piqa" (n=120, discordance 10.0%) cannot decide 5 pt: needs about 248 items' in text
+    assert "# what it can decide (80 % power; 90 % for each of 2 gating suites, no true loss)" in text
+    assert 'suite "piqa" (n=120, discordance 10.0%) cannot decide 5 pt: needs about 343 items' in text, (
+        "248 if it were the only suite"
+    )
     assert "kl_veto: margin 0.05 nats per token; what 24 samples decide depends on the spread" in text
 
 
