@@ -10,7 +10,7 @@ import re
 import secrets
 import zlib
 from binascii import b2a_base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import MAGIC_NUMBER
@@ -122,9 +122,11 @@ async def outputs(booth: Booth, code: str, cases: Sequence[Case], entry_point: s
         return []
     given = [encode(case.arguments) if entry_point else case.stdin.encode("utf-8", "surrogateescape") for case in cases]
     sheet = {"code": code, "entry_point": entry_point, "seconds": seconds, "output_bytes": OUTPUT_BYTES}
+    largest = max(FILE_MB, 1 + (max(map(len, given)) >> 20))
     limits = Limits(
         wall_seconds=min(LONGEST_SECONDS, len(cases) * seconds),
-        file_mb=max(FILE_MB, 1 + (max(map(len, given)) >> 20)),
+        file_mb=largest,
+        scratch_mb=4 * largest,  # what it is given, prints, complains and writes
         output_bytes=7 * OUTPUT_BYTES,  # a control character takes six as text
     )
     ran, told = await _hold(booth, sheet | {"sizes": [len(text) for text in given]}, b"".join(given), limits)
@@ -143,13 +145,13 @@ def _output(text: str, entry_point: str) -> Output:
 
 
 async def _hold(
-    booth: Booth, sheet: dict[str, object], given: bytes, limits: Limits
+    booth: Booth, sheet: Mapping[str, object], given: bytes, limits: Limits
 ) -> tuple[Ran, list[tuple[str, dict[str, str]]]]:
     """Run what is on a sheet; what the test process told, in its order. Anything else that was printed is passed over."""
     words = {word: secrets.token_hex(16) for word in ("passed", "failed", "gave", "fault", "unshielded")}
     seconds = cast(float, sheet["seconds"])
     cpu = ceil(seconds) + CPU_SECONDS
-    head = encode(sheet | {"words": words, "done": secrets.token_hex(16), "cpu_seconds": cpu})
+    head = encode({**sheet, "words": words, "done": secrets.token_hex(16), "cpu_seconds": cpu})
     wall = max(limits.wall_seconds, seconds) + START_SECONDS
     limits = replace(limits, wall_seconds=wall, cpu_seconds=cpu)
     ran = await booth.run(_program(f"{sheet['code']}"), len(head).to_bytes(8, "big") + head + given, limits)

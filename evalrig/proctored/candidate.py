@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from _collections import deque
+from _collections import deque  # pyright: ignore[reportMissingImports]
 
 from evalrig.proctored.channel import Channel, Gone, TooLong
 from evalrig.proctored.plain import NoPlainValue, decode, encode
@@ -72,11 +72,8 @@ class Candidate:
         before = [encode(args[at]) for at in changeable]
         try:
             value = self.function(*args, **kwargs)
-            changed = [
-                [at, args[at]]
-                for at, was in zip(changeable, before)
-                if encode(args[at]) != was  # noqa: B905  Python 3.9
-            ]
+            after = [encode(args[at]) for at in changeable]
+            changed = [[at, args[at]] for number, at in enumerate(changeable) if after[number] != before[number]]
             return encode(["gave", value, changed])
         except NoPlainValue as error:
             return ["odd", str(error)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import _signal as signal  # pyright: ignore[reportMissingImports]  `signal` itself imports `enum`
 import builtins
 import os
 import sys
 import time
-
-import _signal as signal  # `signal` itself imports `enum`
 
 from evalrig.proctored.channel import Channel, Gone, TooLong
 from evalrig.proctored.plain import Nonsense, NoPlainValue, TooDeep, decode, encode
@@ -116,10 +115,8 @@ class Asked:
         if type(change) is not list or len(change) != 2 or type(change[0]) is not int or not 0 <= change[0] < len(args):
             self.end("crash", "answered with nonsense")
         mine, theirs = args[change[0]], change[1]
-        if (
-            type(mine) is not type(theirs)
-            or not isinstance(mine, (list, dict, set, bytearray))
-            and not hasattr(mine, "popleft")
+        if type(mine) is not type(theirs) or (
+            not isinstance(mine, (list, dict, set, bytearray)) and not hasattr(mine, "popleft")
         ):
             self.end("crash", "answered with nonsense")
         mine.clear()
@@ -241,7 +238,7 @@ def _blame(error: BaseException, asked: Asked, tests: str) -> NoReturn:
     chain, link = [error], error
     while (link := link.__cause__ or link.__context__) and link not in chain:
         chain.append(link)
-    if asked.raised and (error is raised or raised in chain and not isinstance(error, AssertionError)):
+    if asked.raised and (error is raised or (raised in chain and not isinstance(error, AssertionError))):
         asked.end("crash", asked.raised[1])
     if isinstance(error, AssertionError):
         asked.end("wrong_answer", failing(error, tests, asked.last))

@@ -5,11 +5,10 @@ The side that reads gets exact built-in types whatever the other side sends, so 
 
 from __future__ import annotations
 
-from _collections import deque  # the modules of these names import a dozen others
+from _collections import deque  # pyright: ignore[reportMissingImports]  `collections` imports a dozen others
 from _collections_abc import ItemsView, KeysView, ValuesView
-from itertools import islice
-
 from _json import encode_basestring_ascii, make_encoder, make_scanner
+from itertools import islice
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all else here
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ class _Reading:
     parse_float = float
     parse_int = int
     parse_constant = staticmethod(float)
-    memo: dict[str, str] = {}
 
 
 def _plain(value: Any) -> Any:
@@ -145,6 +143,10 @@ def _fraction(text: str) -> Any:
     return Fraction(text)
 
 
+def _unwritable(value: Any) -> Any:
+    raise NoPlainValue(f"a {type(value).__name__} object")
+
+
 def _read(tagged: dict[str, Any]) -> Any:
     [(tag, held)] = tagged.items()
     return _READ[tag](held)
@@ -196,5 +198,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "Decimal": _decimal,
     "Fraction": _fraction,
 }
-_WRITE = make_encoder(None, None, encode_basestring_ascii, None, ":", ",", False, False, True)
-_SCAN = make_scanner(_Reading)
+_WRITE = make_encoder(None, _unwritable, encode_basestring_ascii, None, ":", ",", False, False, True)
+_SCAN = make_scanner(_Reading)  # pyright: ignore[reportArgumentType]  any object with these attributes

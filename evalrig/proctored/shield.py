@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import _ctypes  # ctypes itself takes longer to import than the rest of an exam's start
 import os
 import stat
 import time
-
-import _ctypes  # ctypes itself takes longer to import than the rest of an exam's start
 
 _DUMPABLE, _SUBREAPER = 4, 36
 _SIGKILL = 9
@@ -23,7 +22,8 @@ def close_memory() -> None:
     Raises:
         Unshielded: the kernel said no.
     """
-    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")
+    loaded = _ctypes.dlopen(None, 2)  # pyright: ignore[reportArgumentType]  the C library is loaded already
+    prctl = _ctypes.dlsym(loaded, "prctl")
     if _ctypes.call_function(prctl, (_DUMPABLE, 0, 0, 0, 0)):
         raise Unshielded("its memory cannot be closed to the program")
     _ctypes.call_function(prctl, (_SUBREAPER, 1, 0, 0, 0))
@@ -59,7 +59,10 @@ def silence(*files: int) -> None:
 
 
 def end_children(spared: int = 0) -> None:
-    """Kill all that descends from this process, but one child and what is below it; where the sandbox forbids it or hides them, its end does that."""
+    """Kill all that descends from this process, but one child and what is below it.
+
+    Where the sandbox forbids it or hides them, its end does that.
+    """
     until = time.monotonic() + 2
     try:
         while time.monotonic() < until:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  programs, each on one line
 """Programs that want to be marked as good without being good. Each is marked as failed."""
 
 import textwrap
@@ -130,23 +131,20 @@ def program(search: str) -> str:
     return FIND + textwrap.dedent(search)
 
 
+@pytest.mark.parametrize("weak", [False, True])
 @pytest.mark.parametrize("name", [*SEARCHES, *PLAIN_SEARCHES])
-def test_looks_for_the_expected_value(name: str) -> None:
-    found = examined(program((SEARCHES | PLAIN_SEARCHES)[name]), TESTS)
+def test_looks_for_the_expected_value(name: str, weak: bool) -> None:
+    found = examined(program((SEARCHES | PLAIN_SEARCHES)[name]), TESTS, weak=weak)
     assert (found.failure, "-1" in found.detail) == ("wrong_answer", True), found
 
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_the_same_search_finds_it_where_nothing_is_shielded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is the shield that the test above sees."""
-    bare = (
-        proctor._proctored()
-        .replace("MAGIC_NUMBER ==", "MAGIC_NUMBER !=")
-        .replace("def close_memory() -> None:", "def close_memory() -> None:\\n    return")
-    )
-    bare = bare.replace("def empty_input() -> None:", "def empty_input() -> None:\\n    return")
+    loaded, main = proctor._proctored().split("module.main()")
+    bare = f"{loaded}module.close_memory = module.empty_input = lambda: None\nmodule.main(){main}"
     monkeypatch.setattr(proctor, "_program", lambda _code: bare)
-    assert examined(program(SEARCHES[name]), TESTS).passed
+    assert examined(program(SEARCHES[name]), TESTS, weak=True).passed
 
 
 FORGED = (

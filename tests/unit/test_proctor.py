@@ -1,3 +1,4 @@
+# ruff: noqa: E501  programs, each on one line
 """Honest programs, and tests that are wrong themselves."""
 
 import ast
@@ -192,15 +193,11 @@ def test_a_terminal_does_not_obey_a_detail() -> None:
         ("assert f(1) == unknown", "", "NameError: name 'unknown' is not defined"),
         ("f(1)", "import nothing_like_it", "ModuleNotFoundError"),
         ("assert f(print) == 1", "", "the tests pass a builtin_function_or_method object to 'f'"),
-        ("assert False", "", "AssertionError"),
         ("pass", "", "the tests never call 'f'"),
         ("def check(candidate):\n    pass", "", "the tests never call 'f'"),
     ],
 )
 def test_wrong_tests_are_no_fault_of_the_program(tests: str, setup: str, words: str) -> None:
-    if tests == "assert False":
-        assert examined("def f(x): return x", tests).failure == "wrong_answer"
-        return
     with pytest.raises(UsageError, match="correct the tests") as caught:
         examined("def f(x): return x", tests, setup=setup)
     assert words in str(caught.value)
@@ -290,7 +287,14 @@ def test_a_sandbox_in_which_nothing_runs_is_no_score() -> None:
 
 def test_a_program_that_ends_the_test_process_does_not_end_the_run() -> None:
     exam = Exam(code="import os\nos.kill(os.getppid(), 9)", tests="assert f() == 1", entry_point="f")
-    assert asyncio.run(mark(booth(1), exam)).failure == "crash"
+    with booth() as held:
+        assert asyncio.run(mark(held, exam)).failure == "crash"
+
+
+def test_another_version_of_python_compiles_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = proctor._proctored().replace("MAGIC_NUMBER ==", "MAGIC_NUMBER !=")
+    monkeypatch.setattr(proctor, "_program", lambda _code: other)
+    assert examined("def f(): return 1", "assert f() == 1").passed
 
 
 def test_the_text_that_runs_in_the_sandbox_is_for_python_3_9() -> None:

@@ -1,27 +1,29 @@
-"""The sandbox in which tests mark programs."""
+"""The sandboxes in which tests mark programs: the real one, and one that leaves the proctor to its own defences."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import pytest
 
 from evalrig.proctor import Case, Exam, Mark, Output, mark, outputs
 from evalrig.sandbox import Booth, Limits, Ran, Sandbox, SandboxUnavailable
+from evalrig.sandboxes.bwrap import Bwrap
 
 SYSTEM = ("/bin", "/lib", "/lib64")
 
 
-class Bubblewrap(Sandbox):
+class Weak(Sandbox):
     """bubblewrap with its namespaces, `prlimit` inside, and no filter of system calls."""
 
     kind = "bwrap"
-    version = "toy"
+    version = "weak"
 
     def __init__(self, unsandboxed: bool) -> None:
         if not shutil.which("bwrap"):
@@ -85,21 +87,19 @@ class Bubblewrap(Sandbox):
             "fsize": limits.file_mb << 20,
             "as": limits.memory_mb << 20,
         }
-        return [
-            *("bwrap --unshare-all --unshare-user --disable-userns --uid 65534 --gid 65534 --cap-drop ALL").split(),
-            *("--die-with-parent --new-session --clearenv --setenv LANG C.UTF-8 --setenv HOME /work").split(),
-            *"--ro-bind /usr /usr".split(),
-            *links,
-            *f"--proc /proc --dev /dev --size {size} --tmpfs /dev/shm --remount-ro /dev".split(),
-            *f"--size {size} --perms 0700 --tmpfs /work --symlink work /tmp".split(),
-            *f"--ro-bind-data {text} /main.py --chdir /work --remount-ro / --".split(),
-            "/usr/bin/prlimit",
-            *(f"--{name}={value}:{value}" for name, value in limit.items()),
-            *"-- /usr/bin/python3 -I -S /main.py".split(),
-        ]
+        walls = f"""
+            bwrap --unshare-all --unshare-user --disable-userns --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent
+            --new-session --clearenv --setenv LANG C.UTF-8 --setenv HOME /work --ro-bind /usr /usr --proc /proc --dev /dev
+            --size {size} --tmpfs /dev/shm --remount-ro /dev --size {size} --perms 0700 --tmpfs /work --symlink work /tmp
+            --ro-bind-data {text} /main.py --chdir /work
+        """
+        limited = [f"--{name}={value}:{value}" for name, value in limit.items()]
+        python = ["/usr/bin/python3", "-I", "-S", "/main.py"]
+        return [*walls.split(), *links, "--remount-ro", "/", "--", "/usr/bin/prlimit", *limited, "--", *python]
 
 
 def memory(content: bytes) -> int:
+    """A file that can be read twice."""
     file = os.memfd_create("toy")
     left = memoryview(content)
     while left:
@@ -108,20 +108,29 @@ def memory(content: bytes) -> int:
     return file
 
 
-def booth(at_once: int) -> Booth:
-    """The one place that chooses the sandbox of these tests."""
+@contextlib.contextmanager
+def booth(weak: bool = False) -> Generator[Booth]:
+    """The one place that chooses the sandbox of these tests. `weak`: without the filter of system calls, and its first process in sight."""
     try:
-        return Booth(Bubblewrap(False), at_once)
+        held = Booth(Weak(False) if weak else Bwrap(False), 1)
     except SandboxUnavailable as error:
         pytest.skip(str(error))
+    try:
+        yield held
+    finally:
+        held.close()
 
 
-def examined(code: str, tests: str, entry_point: str = "f", setup: str = "", seconds: float = 10.0) -> Mark:
+def examined(
+    code: str, tests: str, entry_point: str = "f", setup: str = "", seconds: float = 10.0, weak: bool = False
+) -> Mark:
     """One exam in a booth of its own."""
-    exam = Exam(code=code, tests=tests, entry_point=entry_point, setup=setup, wall_seconds=seconds)
-    return asyncio.run(mark(booth(1), exam))
+    with booth(weak) as held:
+        exam = Exam(code=code, tests=tests, entry_point=entry_point, setup=setup, wall_seconds=seconds)
+        return asyncio.run(mark(held, exam))
 
 
 def given(code: str, cases: Sequence[Case], entry_point: str = "", seconds: float = 10.0) -> list[Output]:
     """What a program gives, in a booth of its own."""
-    return asyncio.run(outputs(booth(1), code, cases, entry_point, seconds))
+    with booth() as held:
+        return asyncio.run(outputs(held, code, cases, entry_point, seconds))
