@@ -12,15 +12,15 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # pyright's wrapper keeps its npm package here, so that a second run needs no network
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: demo test test-all check golden lock bench setup fetch browser
+.PHONY: demo test test-all check golden lock bench setup fetch browser sandbox
 
-demo: setup
+demo: setup sandbox
 	@sh runners/demo.sh
 
-test: setup fetch browser check
+test: setup fetch browser sandbox check
 	python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
-test-all: setup fetch browser check
+test-all: setup fetch browser sandbox check
 	python -m pytest -n 2 --dist loadfile -m "not gpu"
 
 check: setup
@@ -40,6 +40,7 @@ bench: setup fetch
 	python benchmarks/llama_cpp.py
 	python benchmarks/kl.py
 	python benchmarks/busy.py
+	python benchmarks/sandbox.py
 
 setup: $(BIN)/.ready
 $(BIN)/.ready: constraints.txt pyproject.toml
@@ -55,3 +56,6 @@ fetch: setup
 
 browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq chromium fonts-dejavu-core; } || { echo "make: Chromium is missing; install the Debian package chromium (the report's browser tests need it)"; exit 2; }
+
+sandbox:
+	@{ command -v bwrap && [ -x /usr/bin/python3 ]; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq bubblewrap python3; } || { echo "make: bubblewrap or /usr/bin/python3 is missing; install the Debian packages bubblewrap and python3 (programs that a model wrote run in them)"; exit 2; }

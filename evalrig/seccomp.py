@@ -41,7 +41,13 @@ _EVERYWHERE: Final = {
     "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
     "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "memfd_secret": 447,
 }  # fmt: skip
-_STRICT_EVERYWHERE: Final = {"pidfd_send_signal": 424, "fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469}
+_STRICT_EVERYWHERE: Final = {
+    "pidfd_send_signal": 424,
+    "fchmodat2": 452,
+    "setxattrat": 463,
+    "removexattrat": 466,
+    "file_setattr": 469,
+}
 
 TABLES: Final[Mapping[str, Calls]] = {
     "x86_64": Calls(

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ import pytest
 from toys.walls import USER, Program, alive, as_user, gone, run_here
 
 from evalrig.config.schema import RunConfig
+from evalrig.errors import RunError
 from evalrig.interpreter import interpreter
-from evalrig.plugins import find
+from evalrig.plugins import find, make
 from evalrig.sandbox import Booth, Limits, Ran, Sandbox, SandboxUnavailable, probe
 from evalrig.sandboxes import bwrap
 from evalrig.sandboxes.bwrap import Bwrap
@@ -119,7 +121,11 @@ def lines(outside: Outside, own: str) -> dict[str, tuple[str, str, str]]:
         "netlink": ("socket.socket(16, 3)", eperm, eperm),
         "kill the harness": (f"os.kill({os.getpid()}, 9)", "ESRCH", eperm),
         "kill everybody": ("os.kill(-1, 9)", "ESRCH", eperm),
-        "stop the parent": ("os.kill(os.getppid(), 19)", "DONE None", eperm),  # in bwrap that is the sandbox's own first
+        "stop the parent": (
+            "os.kill(os.getppid(), 19)",
+            "DONE None",
+            eperm,
+        ),  # in bwrap that is the sandbox's own first
         "kill through a file": (
             "[__import__('fcntl').fcntl(0, 10, 9), __import__('fcntl').fcntl(0, 8, os.getppid())]",
             "DONE .*",
@@ -143,7 +149,9 @@ def lines(outside: Outside, own: str) -> dict[str, tuple[str, str, str]]:
         "memory of the parent": ("open(f'/proc/{os.getppid()}/mem', 'r+b')", enoent, eacces),
         "files of the parent": ("os.listdir(f'/proc/{os.getppid()}/fd')", enoent, eacces),
     }
-    rows |= {name: (f"call(libc.syscall({pair[not X86]}, 0, 0, 0, 0, 0))", eperm, eperm) for name, pair in NUMBERS.items()}
+    rows |= {
+        name: (f"call(libc.syscall({pair[not X86]}, 0, 0, 0, 0, 0))", eperm, eperm) for name, pair in NUMBERS.items()
+    }
     if X86:
         rows["x32"] = ("call(libc.syscall(0x40000000 | 39))", eperm, eperm)
     return rows
@@ -281,7 +289,7 @@ def place(request: pytest.FixtureRequest, outside: Outside) -> "Place":
         asked = programs(rows)
         if by_user:
             return Place(kind, by_user, rows, as_user(kind, asked))
-        sandbox = find("sandboxes", kind, Sandbox, "sandbox")(False)
+        sandbox = make(find("sandboxes", kind, Sandbox, "sandbox"), False)
         assert probe(sandbox)
         return Place(kind, by_user, rows, run_here(sandbox, asked))
     finally:
@@ -510,7 +518,9 @@ def test_a_python_in_a_closed_home_is_refused(tmp_path: Path) -> None:
         link.symlink_to(home / "bin" / "python3")
         assert interpreter(60000, system=str(link)).prefix == str(home)
         home.chmod(0o700)
-        with pytest.raises(SandboxUnavailable, match=rf"{home} is closed to uid 60000; install the Debian package python3"):
+        with pytest.raises(
+            SandboxUnavailable, match=rf"{home} is closed to uid 60000; install the Debian package python3"
+        ):
             interpreter(60000, system=str(link))
     finally:
         shutil.rmtree(home)
@@ -518,7 +528,9 @@ def test_a_python_in_a_closed_home_is_refused(tmp_path: Path) -> None:
     elsewhere.touch()
     link.unlink()
     link.symlink_to(elsewhere)
-    with pytest.raises(SandboxUnavailable, match=r"lies under neither /usr nor /opt; install the Debian package python3"):
+    with pytest.raises(
+        SandboxUnavailable, match=r"lies under neither /usr nor /opt; install the Debian package python3"
+    ):
         interpreter(60000, system=str(link))
     with pytest.raises(SandboxUnavailable, match=r"lies under neither"):
         interpreter(60000, system="/no/such", running=str(elsewhere))
@@ -541,7 +553,6 @@ def test_a_landlock_that_cannot_refuse_the_network_is_refused(monkeypatch: pytes
 
 def test_a_booth_that_is_closed_ends_what_runs_at_once() -> None:
     import asyncio
-    import time
 
     async def closed() -> float:
         booth = Booth(Bwrap(False), 2)
@@ -550,7 +561,7 @@ def test_a_booth_that_is_closed_ends_what_runs_at_once() -> None:
         began = time.monotonic()
         booth.close()
         ended = await asyncio.gather(*running, return_exceptions=True)
-        assert all(isinstance(one, SandboxUnavailable) for one in ended)
+        assert all(isinstance(one, RunError) for one in ended)
         return time.monotonic() - began
 
     assert asyncio.run(closed()) < 5
@@ -559,13 +570,37 @@ def test_a_booth_that_is_closed_ends_what_runs_at_once() -> None:
 def test_no_descriptor_and_no_zombie_is_left_by_many_runs() -> None:
     sandbox = Bwrap(False)
     probe(sandbox)
-    before = set(os.listdir("/proc/self/fd"))
+    before = set(Path("/proc/self/fd").iterdir())
     for _ in range(5):
         sandbox.run("print(1)", b"", Limits(), 0)
         sandbox.run("while True: print(1)", b"x" * 100_000, Limits(output_bytes=1000), 0)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(Path("/proc/self/fd").iterdir()) == before
     states = [path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")]
     assert not [state for state in states if state[0] == "Z" and state[1] == str(os.getpid())]
+
+
+def test_text_that_is_no_utf_8_is_a_program_that_fails() -> None:
+    """Half a surrogate pair, as a model's JSON may hold it, is not the harness's error."""
+    for sandbox in (Bwrap(False), Landlock(False)):
+        ran = sandbox.run("print('\ud83d')\0", b"", Limits(), 0)
+        assert (ran.ended, ran.code) == ("exit", 1)
+        assert b"SyntaxError" in ran.stderr
+
+
+def test_a_program_that_ended_while_nobody_could_look_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A harness that was starved for longer than the limit must not call a finished program a timeout."""
+    from evalrig import supervised
+
+    opened = supervised.Watched._open_gate
+
+    def starved(self: supervised.Watched) -> None:
+        opened(self)
+        self._feed()
+        time.sleep(1.5)
+
+    monkeypatch.setattr(supervised.Watched, "_open_gate", starved)
+    ran = Bwrap(False).run("print(1)", b"", Limits(wall_seconds=0.2), 0)
+    assert (ran.ended, ran.stdout) == ("exit", b"1\n")
 
 
 def test_more_slots_than_uids_are_refused() -> None:
@@ -574,7 +609,9 @@ def test_more_slots_than_uids_are_refused() -> None:
         Bwrap(False).run("print(1)", b"", Limits(), 1000)
 
 
-def test_a_folder_that_a_program_makes_hard_to_delete_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_a_program_makes_hard_to_delete_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thousand levels break a recursive deletion; a folder of mode 0 cannot be read by its owner."""
     tmp_path.chmod(0o755)
     monkeypatch.setattr(tempfile, "tempdir", None)

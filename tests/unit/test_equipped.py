@@ -24,7 +24,7 @@ def code_file(folder: Path, **changes: Any) -> Path:
     return run_file(
         folder,
         {"cheap": {"noise": 0.02}},
-        suites={"programs": {"kind": "toys.programs", "options": {"count": 12}, "again": 1.0}},
+        suites={"programs": {"kind": "toys.programs", "options": {"count": 4}, "again": 1.0}},
         gates={"solved": {"kind": "noninferior", "suite": "programs", "metric": "solved", "margin": 0.3}},
         **changes,
     )
@@ -33,7 +33,7 @@ def code_file(folder: Path, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finished = carry_out(code_file(tmp_path_factory.mktemp("run")))
-    assert finished.verdict.outcome is Outcome.GO
+    assert finished.verdict.outcome is Outcome.INCONCLUSIVE, "four samples decide nothing"
     return finished.folder.path
 
 
@@ -53,7 +53,9 @@ def test_without_the_sandbox_no_engine_starts(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("toys.engine.Toy.start", lambda _: pytest.fail("an engine was started"))
     monkeypatch.setenv("PATH", str(tmp_path))
     path = code_file(tmp_path / "run")
-    line = f"{path}: sandbox: bwrap not found; install the Debian package bubblewrap, or set `sandbox: landlock` (weaker)"
+    line = (
+        f"{path}: sandbox: bwrap not found; install the Debian package bubblewrap, or set `sandbox: landlock` (weaker)"
+    )
     for verb in (carry_out, lambda one: asyncio.run(rehearse(one, (), Silent()))):
         with pytest.raises(UsageError) as caught:
             verb(path)
@@ -94,7 +96,7 @@ def test_no_sandbox_is_refused_with_one_key_and_said_with_two(tmp_path: Path) ->
 def test_a_weaker_sandbox_is_said(tmp_path: Path) -> None:
     verdict = carry_out(code_file(tmp_path, sandbox="landlock")).verdict
     [found] = [one for one in verdict.validity if one.rule == "sandbox"]
-    assert (found.level, verdict.outcome) == (Level.WARN, Outcome.GO)
+    assert (found.level, verdict.outcome) == (Level.WARN, Outcome.INCONCLUSIVE)
     assert "in a weaker sandbox than bwrap" in found.text
 
 
