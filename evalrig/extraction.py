@@ -24,7 +24,23 @@ from evalrig.passages import (
     source_of,
 )
 
-MODULES = "bisect collections copy datetime functools heapq itertools json math operator random re statistics string sys".split()
+MODULES = (
+    "bisect",
+    "collections",
+    "copy",
+    "datetime",
+    "functools",
+    "heapq",
+    "itertools",
+    "json",
+    "math",
+    "operator",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "sys",
+)
 PARTS = {
     "bisect": "bisect_left bisect_right insort",
     "collections": "Counter OrderedDict defaultdict deque namedtuple",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from evalrig.errors import UsageError
+from evalrig.errors import RunError, UsageError
 
 SLOTS: Final = 1000
 """Runs side by side, at most: each has a uid of its own where evalrig runs as root."""
@@ -139,7 +139,11 @@ class Booth:
         return f"{name}, python {self.python}" if self.python else name
 
     async def run(self, program: str, stdin: bytes = b"", limits: Limits | None = None) -> Ran:
-        """As `Sandbox.run`, without blocking."""
+        """As `Sandbox.run`, without blocking.
+
+        Raises:
+            RunError: the sandbox was lost while the run goes on, or the booth is closed.
+        """
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._run, program, stdin, limits or Limits()
         )
@@ -153,5 +157,7 @@ class Booth:
         slot = self._slots.pop()
         try:
             return self.sandbox.run(program, stdin, limits, slot)
+        except SandboxUnavailable as error:  # it was proved before the run: what fails now is the machine
+            raise RunError(str(error)) from error
         finally:
             self._slots.append(slot)

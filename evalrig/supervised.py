@@ -93,7 +93,7 @@ def scratch(stack: contextlib.ExitStack, program: str, user: int | None) -> Path
     folder = Path(tempfile.mkdtemp(prefix="evalrig-"))
     stack.callback(_remove, folder)
     main, work = folder / "main.py", folder / "work"
-    main.write_bytes(program.encode(errors="surrogateescape"))
+    main.write_bytes(program.encode(errors="surrogatepass"))
     work.mkdir(mode=0o700)
     folder.chmod(0o711)
     main.chmod(0o444)
@@ -163,7 +163,7 @@ class Watched:
     def __init__(self, start: Start, limits: Limits, stack: contextlib.ExitStack) -> None:
         self.start, self.limits = start, limits
         self.selector = stack.enter_context(selectors.DefaultSelector())
-        self.process = self._popen(stack)
+        self.process = self._popen()
         stack.callback(self._end)  # for what fails here; `run` ends it before anything is closed
         exit_ = os.pidfd_open(self.process.pid)
         stack.callback(os.close, exit_)
@@ -186,12 +186,11 @@ class Watched:
         """To its end."""
         try:
             while self.ended is None:
-                left = self.deadline - time.monotonic()
-                if left <= 0:
-                    self.ended = "timeout"
-                    break
-                for key, _ in self.selector.select(left):
+                late = time.monotonic() >= self.deadline
+                for key, _ in self.selector.select(max(0.0, self.deadline - time.monotonic())):
                     key.data()
+                if late and self.ended is None:  # what happened while we could not look counts
+                    self.ended = "timeout"
             seconds = time.monotonic() - (self.began or self.deadline)
         finally:
             self._end()
@@ -215,13 +214,12 @@ class Watched:
         """We are told to end."""
         raise SandboxUnavailable("sandbox: closed while a program ran; nothing was marked")
 
-    def _popen(self, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-        who = {} if self.start.user is None else {"user": self.start.user, "group": self.start.user, "extra_groups": []}
-        pipe = subprocess.PIPE
+    def _popen(self) -> subprocess.Popen[bytes]:
+        pipe, user = subprocess.PIPE, self.start.user
         try:
             return subprocess.Popen(
                 self.start.argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self.start.env), cwd=self.start.cwd,
-                pass_fds=tuple(self.start.fds), start_new_session=True, **who,
+                pass_fds=tuple(self.start.fds), start_new_session=True, user=user, group=user, extra_groups=None if user is None else [],
             )  # fmt: skip
         except OSError as error:
             raise SandboxUnavailable(

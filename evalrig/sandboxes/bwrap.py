@@ -48,7 +48,7 @@ class Bwrap(Sandbox):
     def run(self, program: str, stdin: bytes, limits: Limits, slot: int) -> Ran:
         """See `Sandbox.run`."""
         with contextlib.ExitStack() as stack:
-            code, calls = sealed(stack, program.encode(errors="surrogateescape")), sealed(stack, self.filter)
+            code, calls = sealed(stack, program.encode(errors="surrogatepass")), sealed(stack, self.filter)
             status, told = os.pipe()
             stack.callback(os.close, status)
             stack.callback(os.close, told)

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ import pytest
 from toys.walls import USER, Program, alive, as_user, gone, run_here
 
 from evalrig.config.schema import RunConfig
+from evalrig.errors import RunError
 from evalrig.interpreter import interpreter
-from evalrig.plugins import find
+from evalrig.plugins import find, make
 from evalrig.sandbox import Booth, Limits, Ran, Sandbox, SandboxUnavailable, probe
 from evalrig.sandboxes import bwrap
 from evalrig.sandboxes.bwrap import Bwrap
@@ -287,7 +289,7 @@ def place(request: pytest.FixtureRequest, outside: Outside) -> "Place":
         asked = programs(rows)
         if by_user:
             return Place(kind, by_user, rows, as_user(kind, asked))
-        sandbox = find("sandboxes", kind, Sandbox, "sandbox")(False)
+        sandbox = make(find("sandboxes", kind, Sandbox, "sandbox"), False)
         assert probe(sandbox)
         return Place(kind, by_user, rows, run_here(sandbox, asked))
     finally:
@@ -551,7 +553,6 @@ def test_a_landlock_that_cannot_refuse_the_network_is_refused(monkeypatch: pytes
 
 def test_a_booth_that_is_closed_ends_what_runs_at_once() -> None:
     import asyncio
-    import time
 
     async def closed() -> float:
         booth = Booth(Bwrap(False), 2)
@@ -560,7 +561,7 @@ def test_a_booth_that_is_closed_ends_what_runs_at_once() -> None:
         began = time.monotonic()
         booth.close()
         ended = await asyncio.gather(*running, return_exceptions=True)
-        assert all(isinstance(one, SandboxUnavailable) for one in ended)
+        assert all(isinstance(one, RunError) for one in ended)
         return time.monotonic() - began
 
     assert asyncio.run(closed()) < 5
@@ -576,6 +577,30 @@ def test_no_descriptor_and_no_zombie_is_left_by_many_runs() -> None:
     assert set(Path("/proc/self/fd").iterdir()) == before
     states = [path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")]
     assert not [state for state in states if state[0] == "Z" and state[1] == str(os.getpid())]
+
+
+def test_text_that_is_no_utf_8_is_a_program_that_fails() -> None:
+    """Half a surrogate pair, as a model's JSON may hold it, is not the harness's error."""
+    for sandbox in (Bwrap(False), Landlock(False)):
+        ran = sandbox.run("print('\ud83d')\0", b"", Limits(), 0)
+        assert (ran.ended, ran.code) == ("exit", 1)
+        assert b"SyntaxError" in ran.stderr
+
+
+def test_a_program_that_ended_while_nobody_could_look_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A harness that was starved for longer than the limit must not call a finished program a timeout."""
+    from evalrig import supervised
+
+    opened = supervised.Watched._open_gate
+
+    def starved(self: supervised.Watched) -> None:
+        opened(self)
+        self._feed()
+        time.sleep(1.5)
+
+    monkeypatch.setattr(supervised.Watched, "_open_gate", starved)
+    ran = Bwrap(False).run("print(1)", b"", Limits(wall_seconds=0.2), 0)
+    assert (ran.ended, ran.stdout) == ("exit", b"1\n")
 
 
 def test_more_slots_than_uids_are_refused() -> None:

@@ -124,10 +124,12 @@ def test_a_suite_has_metrics_and_can_be_attempted(kind: str) -> None:
     async def attempt() -> Attempt:
         toy = Toy(variant, ToyOptions(), Launch(log=Path(), start_seconds=1, request_seconds=1))
         await toy.start()
-        if suite.runs_code:
-            suite.equip(booth(1))
         trace = await suite.trace(toy, sample, 0, 1) if suite.traced else None
-        return await suite.attempt(toy, sample, 0, trace)
+        if not suite.runs_code:
+            return await suite.attempt(toy, sample, 0, trace)
+        with booth() as held:
+            suite.equip(held)
+            return await suite.attempt(toy, sample, 0, trace)
 
     with booth() if suite.runs_code else nullcontext() as held:
         if held:
