@@ -82,7 +82,9 @@ def test_the_ending_names_every_candidate_and_the_code(tmp_path, monkeypatch):
 def test_what_the_report_shows(golden, tmp_path, monkeypatch):
     """The view model, not the HTML: that changes with every plotting library."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evalrig.run.environment", lambda: {"python": "as pinned", "packages": {"numpy": "as pinned"}})
+    monkeypatch.setattr(
+        "evalrig.run.environment", lambda *_: {"python": "as pinned", "packages": {"numpy": "as pinned"}}
+    )
     finished = carry_out(run_file(Path(), CASES["worse"], runner={"engines": 1, "concurrency": 1}))
     pinned = finished.folder.path.rename(finished.folder.path.with_name("as-pinned"))
     golden("worse.view.json", encode(page(RunFolder.open(pinned), finished.verdict)))

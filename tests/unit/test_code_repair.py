@@ -1,5 +1,6 @@
 """The suite that repairs programs: conversations with an engine that writes what a test wants, and marks that a test gives."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from toys.booth import booth
 from toys.engine import Toy, ToyOptions
 from toys.runs import carry_out, run_file
-from toys.scribe import written
+from toys.scribe import Idle
 
 from evalrig.engine import Chat, Launch, Sampling
 from evalrig.errors import EngineError, UsageError
@@ -20,7 +21,7 @@ from evalrig.proctor import Exam, Mark
 from evalrig.sandbox import Booth, SandboxUnavailable
 from evalrig.suite import Attempt
 from evalrig.suites.code_repair import LONGEST, CodeRepair, CodeRepairOptions
-from evalrig.types import Completion, Message, State, Variant
+from evalrig.types import Completion, Message, Sample, State, Variant
 
 PROMPT = 'def f(x):\n    """Add one."""'
 ROW = {
@@ -102,6 +103,15 @@ def suite(folder: Path, *rows: Any, **options: Any) -> CodeRepair:
     path = folder / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows or (ROW,)))
     return CodeRepair("code_repair", CodeRepairOptions(path=str(path), **options))
+
+
+def written(asked: CodeRepair, sample: Sample, author: Author, held: Booth | None = None) -> Attempt:
+    async def go() -> Attempt:
+        asked.equip(held or Booth(Idle(), 1))
+        await author.start()
+        return await asked.attempt(author, sample, 0, None)
+
+    return asyncio.run(go())
 
 
 def attempted(asked: CodeRepair, *answers: str | Completion | EngineError) -> tuple[Attempt, Author]:
@@ -300,7 +310,7 @@ def test_a_shipped_problem_is_repaired_in_the_real_sandbox() -> None:
     )
     author = Author(still_wrong, right)
     with booth() as real:
-        found = written(asked, sample, author, booth=real)
+        found = written(asked, sample, author, real)
     assert found.scores == {"solved@1": 0.0, "solved@2": 1.0, "solved@3": 1.0}
     assert found.sandbox == real.label
     assert all("Its tests fail: " in heard[-1].content for heard in author.heard)
