@@ -17,6 +17,7 @@ T = TypeVar("T")
 OWN = "own"
 """Source of the prompts that evalrig ships, and of the user's in their place."""
 TEXT = "text"
+HOLDS = "id, kind, messages or prompt, tools"
 
 
 class _Function(msgspec.Struct):
@@ -73,7 +74,9 @@ def prompts(path: Path, where: str) -> list[Sample]:
         UsageError: names file and line; `where` leads it.
     """
     rows: list[Sample] = []
-    for at, row in _rows(path, _Prompt, where, "id, kind, messages or prompt, tools"):
+    for at, row in _rows(path, _Prompt, where, HOLDS):
+        if empty := next((one.role for one in row.messages if one.content is None and not one.tool_calls), ""):
+            raise UsageError(f"{at}: a message of role {empty!r} without content; a line holds {HOLDS}")
         if bool(row.prompt) == bool(row.messages):
             raise UsageError(f"{at}: needs either `messages` or `prompt`; give one of them")
         if row.prompt and row.tools:

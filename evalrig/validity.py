@@ -304,10 +304,8 @@ def _cut(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Findi
 def _engaged(gathered: Gathered, arm: Evidence) -> Iterator[Finding]:
     """A candidate whose every logprob equals the reference's was not the variant it claims to be; a split may have the very bits."""
     split = _split(gathered.folder.preflight(REFERENCE), gathered.folder.preflight(arm.candidate))
-    for suite, tokens in arm.distances.items():
-        if tokens.found is None:
-            continue
-        kl = tokens.found.summary
+    found = [(suite, tokens, tokens.found.summary) for suite, tokens in arm.distances.items() if tokens.found]
+    for suite, tokens, kl in found:
         if tokens.same and not split and not tokens.broken and kl.minimum == kl.tail.maximum == 0.0:
             text = f"{arm.candidate}, {suite}: all {tokens.tokens} logprobs equal the reference's bit for bit"
             yield Finding(rule="engaged", level=Level.INVALID, text=text, candidate=arm.candidate, suite=suite)

@@ -194,15 +194,19 @@ def test_what_cannot_be_attached_to_is_refused_before_anything_starts(weights: s
     [
         (
             {"dialect": "vllm"},
-            Capabilities(prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True),
+            Capabilities(
+                prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True, tool_prompts=True
+            ),
         ),
         (
             {"dialect": "vllm", "top_logprobs": 100},
-            Capabilities(prompt_logprobs=True, top_logprobs=100, seed=True, decode_logprobs=100, chat=True),
+            Capabilities(
+                prompt_logprobs=True, top_logprobs=100, seed=True, decode_logprobs=100, chat=True, tool_prompts=True
+            ),
         ),
         (
             {"dialect": "sglang", "top_logprobs": 0},
-            Capabilities(prompt_logprobs=True, top_logprobs=0, cached_prefix=True, chat=True),
+            Capabilities(prompt_logprobs=True, top_logprobs=0, cached_prefix=True, chat=True, tool_prompts=True),
         ),
         ({"dialect": "openai", "top_logprobs": 5}, Capabilities(chat=True, tools=True)),
         (

@@ -324,7 +324,7 @@ def test_a_malformed_prompt_names_file_and_line(tmp_path: Path, line: str) -> No
     with pytest.raises(UsageError) as caught:
         Kl("kl", KlOptions(prompts=str(path))).samples()
     assert str(caught.value).startswith(f"suites.kl.options.prompts: {path} line 1: ")
-    assert str(caught.value).endswith("; a line holds id, kind, messages or prompt")
+    assert str(caught.value).endswith("; a line holds id, kind, messages or prompt, tools")
 
 
 @pytest.mark.parametrize(
