@@ -44,7 +44,7 @@ class KlOptions:
     top_k: int = 50
     audit_share: float = 1 / 3
     """Share of the prompts on which a few positions are scored over the whole vocabulary, where the engine can."""
-    audit_tokens: int = 4
+    audit_tokens: int = 7
     """Such positions a prompt."""
     path_prompts: int = 16
     """Prompts on which each variant scores its own answer, to tell how far scoring lies from decoding; 0: not looked at."""

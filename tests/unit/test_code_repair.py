@@ -21,7 +21,7 @@ from evalrig.proctor import Exam, Mark
 from evalrig.sandbox import Booth, SandboxUnavailable
 from evalrig.suite import Attempt
 from evalrig.suites.code_repair import LONGEST, CodeRepair, CodeRepairOptions
-from evalrig.types import Completion, Message, Sample, State, Variant
+from evalrig.types import Completion, Message, Sample, State, Tool, Variant
 
 PROMPT = 'def f(x):\n    """Add one."""'
 ROW = {
@@ -58,10 +58,12 @@ class Author(Toy):
         self.answers_left = list(answers)
         self.heard: list[tuple[Message, ...]] = []
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         assert not isinstance(prompt, str)
         self.heard.append(tuple(prompt))
-        return await super().tokenize(prompt)
+        return await super().tokenize(prompt, tools, answer)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         answer = self.answers_left.pop(0)

@@ -8,7 +8,7 @@ from typing import Any
 from evalrig.engine import Chat, Launch, Sampling
 from evalrig.sandbox import Booth, Limits, Ran, Sandbox
 from evalrig.suite import Attempt, Suite
-from evalrig.types import Completion, Message, Sample, Variant
+from evalrig.types import Completion, Message, Sample, Tool, Variant
 from toys.engine import Toy, ToyOptions
 
 
@@ -23,8 +23,10 @@ class Scribe(Toy):
         self.asked: list[Any] = []
         self.sampled: list[Sampling] = []
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        ids = await super().tokenize(prompt)
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
+        ids = await super().tokenize(prompt, tools, answer)
         self.prompts[ids] = prompt if isinstance(prompt, str) else prompt[-1].content
         return ids
 

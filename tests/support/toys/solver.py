@@ -7,7 +7,7 @@ from typing import Any
 
 from evalrig import fetch
 from evalrig.engine import Sampling
-from evalrig.types import Completion, Message
+from evalrig.types import Completion, Message, Tool
 from toys.engine import Toy, ToyOptions, tokens
 
 
@@ -38,8 +38,10 @@ class Solver(Toy):
         }
         self.heard: dict[tuple[int, ...], str] = {}
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        ids = await super().tokenize(prompt)
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
+        ids = await super().tokenize(prompt, tools, answer)
         if not isinstance(prompt, str):
             self.heard[ids] = prompt[-1].content.partition("\n")[0]
         return ids
