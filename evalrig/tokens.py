@@ -7,7 +7,7 @@ found by reading their headers alone. Batches are read, not mapped: a mapped pag
 import contextlib
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
@@ -141,7 +141,7 @@ class TokenWriter:
             self._durable = self.end
 
     @contextlib.contextmanager
-    def _or_back(self) -> Iterator[None]:
+    def _or_back(self) -> Generator[None, None, None]:
         """What may not be on the disk is cut off after a failure: no record speaks of it."""
         try:
             yield

@@ -23,7 +23,7 @@ from evalrig.watch import Fell, Tail, Watch
 SILENT_ATTEMPTS = 20
 """Unanswered attempts in a row after which a running engine counts as lost: a hung one must not eat the night."""
 
-UNFILED = 4
+UNFILED = 8
 """Attempts a lane may have waiting for the disk while it makes the next: a disk that is slow at times leaves no engine idle."""
 
 

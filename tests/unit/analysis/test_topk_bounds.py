@@ -1,6 +1,7 @@
 """Bounds from top-K lists: known answers, and the truth of random whole vocabularies always between them."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def log_softmax(logits):
 
 def one(ids, probabilities, **extra):
     with np.errstate(divide="ignore"):
-        more = {name: np.array([values]) for name, values in extra.items()}
+        more: dict[str, Any] = {name: np.array([values]) for name, values in extra.items()}
         return TopK(ids=np.array([ids]), logprobs=np.log(np.array([probabilities])), **more)
 
 
