@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evalrig.analysis.aligned import TopK
+from evalrig.analysis.aligned import TopK, repeated
 from evalrig.analysis.kl import Audit, audit, truncate
 from evalrig.analysis.kl_stream import Chunk, summed
 from evalrig.analysis.token_classes import NAMES
@@ -118,12 +118,14 @@ def _side(parts: list[Columns]) -> tuple[TopK, NDArray[np.float32]]:
     given, ids, top = (
         np.concatenate([part[name] for part in parts]) for name in ("logprob", "top_ids", "top_logprobs")
     )
-    unclear = ambiguous(ids) | (top > ROUNDING).any(axis=1)
+    unclear = ambiguous(ids)
+    if not top.max(initial=-np.inf) <= ROUNDING:  # or NaN
+        unclear |= (top > ROUNDING).any(axis=1)
     if unclear.any():
         ids[unclear] = np.arange(ids.shape[1])
         given[unclear] = np.nan
     given[given > ROUNDING] = np.nan
-    return TopK(ids=ids, logprobs=top), given
+    return TopK(ids=ids, logprobs=top, distinct=True), given
 
 
 def _rows(both: Joined) -> int:
@@ -136,8 +138,10 @@ def _widths(both: Joined) -> tuple[int, int]:
 
 def ambiguous(ids: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Rows [n] of top-K lists [n, K] that name a token twice, or what is no token."""
-    ordered = np.sort(ids, axis=1)
-    return (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered < 0).any(axis=1)
+    found = repeated(ids)
+    if ids.min(initial=0) < 0:
+        found |= (ids < 0).any(axis=1)
+    return found
 
 
 def misplaced(columns: Columns) -> int:

@@ -1,6 +1,6 @@
 """Files attempts into the run folder: token logprobs first, the record last, so that what is recorded is whole."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from evalrig.engine import Scoring
 from evalrig.plan import Cell, Plan
 from evalrig.progress import Progress
 from evalrig.records import AUDIT, ROWS, RunFolder
-from evalrig.runner import Filing
+from evalrig.runner import Answered, Ended, Filing, Paper
 from evalrig.suite import Attempt
 from evalrig.types import Event, Record, Trace
 
@@ -21,25 +21,28 @@ class Files(Filing):
         self.folder = folder
         self.progress = progress
 
-    def attempt(self, record: Record, attempt: Attempt) -> None:
-        """See `Filing.attempt`."""
-        if attempt.tokens is not None:
-            rows = attempt.tokens
-            columns = {"token": rows.token_ids, "logprob": rows.logprobs}
-            self.folder.append_tokens(
-                record, ROWS, {**columns, "top_ids": rows.top_ids, "top_logprobs": rows.top_logprobs}
-            )
-        if attempt.audit is not None:
-            self.folder.append_tokens(
-                record, AUDIT, {"token": attempt.audit.token_ids, "vocabulary": _in_order(attempt.audit)}
-            )
-        self.folder.append(record)
-        self.progress.step(record.suite)
+    def keep(self, papers: Sequence[Paper]) -> None:
+        """See `Filing.keep`. At every moment what is recorded has its tokens on the disk."""
+        ended = [paper for paper in papers if isinstance(paper, Ended)]
+        for paper in ended:
+            self._write_tokens(paper.record, paper.attempt)
+        self.folder.sync_tokens()
+        self.folder.append(*(paper.record for paper in ended))
+        answered = [paper for paper in papers if isinstance(paper, Answered)]
+        for suite in dict.fromkeys(paper.suite for paper in answered):
+            self.folder.append_trace(suite, *(paper.trace for paper in answered if paper.suite == suite))
+        for paper in papers:
+            done = f"{paper.suite} (reference answers)" if isinstance(paper, Answered) else paper.record.suite
+            self.progress.step(done)
 
-    def trace(self, suite: str, trace: Trace) -> None:
-        """See `Filing.trace`."""
-        self.folder.append_trace(suite, trace)
-        self.progress.step(f"{suite} (reference answers)")
+    def _write_tokens(self, record: Record, attempt: Attempt) -> None:
+        if (rows := attempt.tokens) is not None:
+            columns = {"token": rows.token_ids, "logprob": rows.logprobs}
+            columns |= {"top_ids": rows.top_ids, "top_logprobs": rows.top_logprobs}
+            self.folder.append_tokens(record, ROWS, columns, sync=False)
+        if (rows := attempt.audit) is not None:
+            columns = {"token": rows.token_ids, "vocabulary": _in_order(rows)}
+            self.folder.append_tokens(record, AUDIT, columns, sync=False)
 
     def failure(self, variant: str, reason: str) -> None:
         """See `Filing.failure`."""

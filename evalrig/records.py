@@ -176,12 +176,16 @@ class RunFolder:
 
     # ---- what happened
 
-    def append(self, record: Record) -> None:
-        """Durable when this returns."""
-        self._append(self.records_path(record.variant, record.suite), record)
+    def append(self, *rows: Record) -> None:
+        """Durable when this returns; each file is waited for once."""
+        by_path: dict[Path, list[Record]] = {}
+        for row in rows:
+            by_path.setdefault(self.records_path(row.variant, row.suite), []).append(row)
+        for path, own in by_path.items():
+            self._append(path, own)
 
-    def append_tokens(self, record: Record, kind: str, columns: Columns) -> None:
-        """Durable when this returns; call it before the record is appended.
+    def append_tokens(self, record: Record, kind: str, columns: Columns, sync: bool = True) -> None:
+        """Durable when this returns, or after `sync_tokens` without `sync`; and only then may the record be appended.
 
         Raises:
             RunError: it cannot be written, or what is there is damaged: what a kill left belongs to no record, so a
@@ -194,15 +198,20 @@ class RunFolder:
             if kind == ROWS and file.torn and any(key_of(earlier) not in file.places for earlier in scored):
                 raise RunError(f"{path}: damaged: it ends before what is recorded; restore it from a copy")
             self._tokens[path] = TokenWriter(path)
-        self._tokens[path].append(key_of(record), columns)
+        self._tokens[path].append(key_of(record), columns, sync)
 
-    def append_trace(self, suite: str, trace: Trace) -> None:
+    def sync_tokens(self) -> None:
+        """All token logprobs appended so far are durable when this returns; each file is waited for once."""
+        for file in self._tokens.values():
+            file.sync()
+
+    def append_trace(self, suite: str, *traces: Trace) -> None:
         """Durable when this returns."""
-        self._append(self.path / "traces" / f"{suite}.jsonl", trace)
+        self._append(self.path / "traces" / f"{suite}.jsonl", traces)
 
     def append_event(self, variant: str, event: Event) -> None:
         """Durable when this returns."""
-        self._append(self._events_path(variant), event)
+        self._append(self._events_path(variant), [event])
 
     def events(self, variant: str) -> list[Event]:
         """What befell a variant's engines, in order; of a run before there were events: nothing."""
@@ -283,12 +292,12 @@ class RunFolder:
 
     # ---- lines
 
-    def _append(self, path: Path, row: Any) -> None:
+    def _append(self, path: Path, rows: Sequence[Any]) -> None:
         try:
             if path not in self._files:
                 self._files[path] = _open_after_whole_lines(path)
             file = self._files[path]
-            file.write(msgspec.json.encode(row) + b"\n")
+            file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
             file.flush()
             os.fsync(file.fileno())
         except OSError as error:

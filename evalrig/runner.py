@@ -4,6 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from evalrig.engine import Engine
 from evalrig.plan import Cell, Plan
@@ -33,18 +34,38 @@ class Work:
     file: "Filing"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """An attempt that ended, and what it brought."""
+
+    record: Record
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A reference continuation."""
+
+    suite: str
+    trace: Trace
+
+
+Paper: TypeAlias = Ended | Answered
+"""What is filed of one attempt."""
+
+
 class Filing(ABC):
     """Where attempts go."""
 
     progress: Progress
 
     @abstractmethod
-    def attempt(self, record: Record, attempt: Attempt) -> None:
-        """File an attempt and what it brought."""
+    def keep(self, papers: Sequence[Paper]) -> None:
+        """File these, durably when this returns; each file they touch is waited for once.
 
-    @abstractmethod
-    def trace(self, suite: str, trace: Trace) -> None:
-        """File a reference continuation."""
+        Raises:
+            RunError: they could not all be filed; those that were not are made again by who resumes.
+        """
 
     @abstractmethod
     def failure(self, variant: str, reason: str) -> None:
@@ -60,18 +81,32 @@ class Filing(ABC):
 
 
 class Desk:
-    """Files attempts while the engine goes on: a disk that is waited for must not leave it idle. One thing at a time."""
+    """Files attempts while the engine goes on: a disk that is waited for must not leave it idle.
 
-    def __init__(self) -> None:
+    One batch at a time: all that came in while the disk was busy is filed together, so a slow disk is waited for less
+    often.
+    """
+
+    def __init__(self, keep: Callable[[Sequence[Paper]], None]) -> None:
+        self._keep = keep
         self._one = asyncio.Lock()
+        self._waiting: list[Paper] = []
+        self._batch: asyncio.Task[None] | None = None
+        """Will file all that waits."""
 
-    def take(self, file: Callable[[], None], then: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Begin to file, and say so when it is on the disk. Wait for it with `settled`, whatever else happens."""
-        return asyncio.create_task(self._file(file, then))
+    def take(self, paper: Paper, then: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Begin to file, and call `then` when it is on the disk. Wait for it with `settled`, whatever else happens."""
+        self._waiting.append(paper)
+        self._batch = self._batch or asyncio.create_task(self._keep_waiting())
+        return asyncio.create_task(self._filed(self._batch, then))
 
-    async def _file(self, file: Callable[[], None], then: Callable[[], Awaitable[None]]) -> None:
+    async def _keep_waiting(self) -> None:
         async with self._one:
-            await asyncio.to_thread(file)
+            papers, self._waiting, self._batch = self._waiting, [], None
+            await asyncio.to_thread(self._keep, papers)
+
+    async def _filed(self, batch: asyncio.Task[None], then: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.shield(batch)
         await then()
 
 

@@ -7,7 +7,7 @@ found by reading their headers alone. Batches are read, not mapped: a mapped pag
 import contextlib
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
@@ -112,29 +112,44 @@ class TokenWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             before = TokenFile(path)
-            self.end = before.whole
+            self.end = self._durable = before.whole
             self._schema = before.schema
             self._file: BufferedWriter = path.open("ab")
             self._file.truncate(self.end)
         except OSError as error:
             raise self._failed(error) from error
 
-    def append(self, key: Key, columns: Columns) -> None:
-        """Add arrays of n rows, 1-d or 2-d; int32 and float32 on disk. Durable when this returns."""
+    def append(self, key: Key, columns: Columns, sync: bool = True) -> None:
+        """Add arrays of n rows, 1-d or 2-d; int32 and float32 on disk. Durable when this returns, or after `sync`."""
         head, batch = _encoded(key, columns)
         written = batch if self.end else head + batch
         self._schema = self._schema or head
         if not _same_schema(self._schema, head):
             raise RunError(f"{self.path}: holds other columns than {', '.join(columns)}; start a new run")
-        try:
+        with self._or_back():
             self._file.write(written)
             self._file.flush()
-            os.fsync(self._file.fileno())
+        self.end += len(written)
+        if sync:
+            self.sync()
+
+    def sync(self) -> None:
+        """All that was appended is durable when this returns."""
+        if self._durable < self.end:
+            with self._or_back():
+                os.fsync(self._file.fileno())
+            self._durable = self.end
+
+    @contextlib.contextmanager
+    def _or_back(self) -> Generator[None, None, None]:
+        """What may not be on the disk is cut off after a failure: no record speaks of it."""
+        try:
+            yield
         except OSError as error:
+            self.end = self._durable
             with contextlib.suppress(OSError, ValueError):  # the reason why it could not be written is the one to tell
                 self._file.truncate(self.end)
             raise self._failed(error) from error
-        self.end += len(written)
 
     def close(self) -> None:
         """Nothing is written at the end: a stream may end after any batch."""

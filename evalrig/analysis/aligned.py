@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray, sums_by
+from evalrig.analysis.rows import entropy
 
 Logprobs: TypeAlias = NDArray[np.floating[Any]]
 Ids: TypeAlias = NDArray[np.integer[Any]]
@@ -40,6 +41,8 @@ class TopK:
     logprobs: Logprobs
     extra_ids: Ids | None = None
     extra_logprobs: Logprobs | None = None
+    distinct: bool = False
+    """It was checked already that no list names an id twice."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -49,12 +52,13 @@ class TopK:
         """Columns, the extra ones included."""
         return self.ids.shape[1] + (0 if self.extra_ids is None else self.extra_ids.shape[1])
 
-    def block(self, rows: slice) -> "TopK":
+    def block(self, rows: slice | IntArray) -> "TopK":
         """The positions `rows`."""
+        ids, logprobs = self.ids[rows], self.logprobs[rows]
         if self.extra_ids is None or self.extra_logprobs is None:
-            return TopK(ids=self.ids[rows], logprobs=self.logprobs[rows])
+            return TopK(ids=ids, logprobs=logprobs, distinct=self.distinct)
         extra_ids, extra = self.extra_ids[rows], self.extra_logprobs[rows]
-        return TopK(ids=self.ids[rows], logprobs=self.logprobs[rows], extra_ids=extra_ids, extra_logprobs=extra)
+        return TopK(ids=ids, logprobs=logprobs, extra_ids=extra_ids, extra_logprobs=extra, distinct=self.distinct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,45 +96,64 @@ class Aligned:
     tail_p: FloatArray
     """[n], mass outside the shared ids."""
     tail_q: FloatArray
-    shared: IntArray
-    """[n], number of ids that both sides name."""
+    entropy: FloatArray
+    """[n], of the reference, from its list alone: a lower bound, nats."""
     caps: FloatArray
     """[2, n], the most that reference and candidate can give an id that their own list does not name."""
+
+    @property
+    def shared(self) -> IntArray:
+        """[n], number of ids that both sides name."""
+        rows, width = self.p.shape
+        return width - np.bincount(self.p_alone.row, minlength=rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partners:
+    """Which ids of one array [n, K] stand in the same row of another [n, L]. Places count through a whole array."""
+
+    place: IntArray
+    """[n, K], where the id stands in the other; of no meaning for `unfound`."""
+    unfound: IntArray
+    """[m], places of ids that are not in the other, rising."""
+    untaken: IntArray
+    """Places in the other of ids that nobody sought, rising."""
 
 
 def align(reference: TopK, candidate: TopK) -> Aligned:
     """Lay a block side by side; no copy of it is kept, so the caller chooses its size (see `blocks`)."""
     left_ids, log_p = _known(reference, "reference", NOBODY)
     right_ids, log_q = _known(candidate, "candidate", NOBODY - 1)
-    place, taken = partners(left_ids, right_ids)
-    alone, alone_q = np.flatnonzero(place < 0), np.flatnonzero(~taken)
-    place += np.arange(0, log_q.size, log_q.shape[1])[:, None]  # from here on in the flat array
-    shared_q = log_q.ravel().take(place, mode="clip")
-    shared_q.ravel()[alone] = -np.inf
+    found = partners(left_ids, right_ids)
+    shared_q = log_q.ravel().take(found.place, mode="clip")
+    shared_q.ravel()[found.unfound] = -np.inf
     p, q = np.exp(log_p), np.exp(shared_q)
+    listed = slice(reference.ids.shape[1])
+    broad = entropy(p[:, listed], log_p[:, listed])
     with np.errstate(invalid="ignore"):
-        log_ratio = log_p - shared_q
-    log_ratio.ravel()[alone] = 0.0
-    caps = [known[:, : side.ids.shape[1]].min(axis=1) for known, side in ((log_p, reference), (log_q, candidate))]
-    if not np.isfinite(log_p).all():
+        log_ratio = np.subtract(log_p, shared_q, out=shared_q)
+    log_ratio.ravel()[found.unfound] = 0.0
+    if log_p.size and log_p.min() == -np.inf:
         log_ratio[np.isnan(log_ratio)] = 0.0  # neither side gives it any probability
-    p_alone = Alone(row=alone // log_p.shape[1], p=p.ravel()[alone])
-    p.ravel()[alone] = 0.0
+    p_alone = Alone(row=found.unfound // log_p.shape[1], p=p.ravel()[found.unfound])
+    p.ravel()[found.unfound] = 0.0
     return Aligned(
         p=p,
         q=q,
         log_ratio=log_ratio,
         p_alone=p_alone,
-        q_alone=Alone(row=alone_q // log_q.shape[1], p=np.exp(log_q.ravel()[alone_q])),
+        q_alone=Alone(row=found.untaken // log_q.shape[1], p=np.exp(log_q.ravel()[found.untaken])),
         tail_p=np.maximum(1 - p.sum(axis=1), 0.0),
         tail_q=np.maximum(1 - q.sum(axis=1), 0.0),
-        shared=left_ids.shape[1] - np.bincount(alone // log_p.shape[1], minlength=len(log_p)),
-        caps=np.maximum(np.exp(caps), CAP_FLOOR),
+        entropy=broad,
+        caps=np.maximum(
+            np.exp([ends(side.logprobs)[1] for side in (reference, candidate)], dtype=np.float64), CAP_FLOOR
+        ),
     )
 
 
-def partners(left: Ids, right: Ids) -> tuple[IntArray, BoolArray]:
-    """For each id of `left` [n, K] its place in `right`, -1 if not there; and which of `right` [n, L] were found.
+def partners(left: Ids, right: Ids) -> Partners:
+    """For each id of `left` [n, K] its place in `right` [n, L].
 
     No row may name an id twice. Lists of near models hold the same ids a few places apart: those are found by
     comparing shifted lists, several times faster than sorting; negative ids are never sought beyond that.
@@ -146,10 +169,10 @@ def partners(left: Ids, right: Ids) -> tuple[IntArray, BoolArray]:
         code[here] |= equal.view(np.int8) * np.int8(shift + NEAR + 1)
     code = code.reshape(len(left), width)[:, : left.shape[1]]
     taken = taken.reshape(len(right), width)[:, : right.shape[1]]
-    place = code + (np.arange(left.shape[1]) - (NEAR + 1))
-    np.copyto(place, -1, where=code == 0)
-    _find_far(left, right, place, taken)
-    return place, taken
+    place = np.arange(0, right.size, right.shape[1])[:, None] + np.arange(-NEAR - 1, left.shape[1] - NEAR - 1)
+    place += code
+    near = Partners(place=place, unfound=np.flatnonzero(code == 0), untaken=np.flatnonzero(~taken))
+    return _with_far(left, right, near)
 
 
 def _padded(ids: Ids, width: int, filler: int) -> NDArray[np.int32]:
@@ -158,16 +181,35 @@ def _padded(ids: Ids, width: int, filler: int) -> NDArray[np.int32]:
     return out.reshape(-1)
 
 
-def _find_far(left: Ids, right: Ids, place: IntArray, taken: BoolArray) -> None:
-    """Fill in the ids that lie further apart, in both arrays."""
-    row, column = np.nonzero((place < 0) & (left >= 0))
-    other_row, other_column = np.nonzero(~taken & (right >= 0))
-    if len(row) and len(other_row):
-        sought = (row << 32) | left[row, column].astype(np.int64)
-        offered = (other_row << 32) | right[other_row, other_column].astype(np.int64)
-        _, i, j = np.intersect1d(sought, offered, assume_unique=True, return_indices=True)
-        place[row[i], column[i]] = other_column[j]
-        taken[other_row[j], other_column[j]] = True
+def _with_far(left: Ids, right: Ids, near: Partners) -> Partners:
+    """Those that lie further apart found as well; `near.place` is written to."""
+    which, sought = _by_row(left, near.unfound)
+    other, offered = _by_row(right, near.untaken)
+    if not (len(sought) and len(offered)):
+        return near
+    _, i, j = np.intersect1d(sought, offered, assume_unique=True, return_indices=True)
+    i, j = which[i], other[j]
+    near.place.ravel()[near.unfound[i]] = near.untaken[j]
+    return Partners(place=near.place, unfound=np.delete(near.unfound, i), untaken=np.delete(near.untaken, j))
+
+
+def _by_row(ids: Ids, places: IntArray) -> tuple[IntArray, IntArray]:
+    """Which of `places` hold a token, and row and id of each as one number."""
+    named = ids.ravel()[places].astype(np.int64)
+    which = np.flatnonzero(named >= 0)
+    return which, (places[which] // ids.shape[1]) << 32 | named[which]
+
+
+def falls(logprobs: Logprobs) -> bool:
+    """Does every list of a block [n, K] begin with its most probable id and fall from there on, as engines give them?"""
+    return bool((logprobs[:, 1:] <= logprobs[:, :-1]).all())
+
+
+def ends(logprobs: Logprobs) -> tuple[Logprobs, Logprobs]:
+    """Largest and smallest of each row [n] of [n, K]; NaN where a row holds one."""
+    if falls(logprobs):
+        return logprobs[:, 0], logprobs[:, -1]
+    return logprobs.max(axis=1), logprobs.min(axis=1)
 
 
 def same_top(reference: TopK, candidate: TopK) -> BoolArray:
@@ -176,12 +218,13 @@ def same_top(reference: TopK, candidate: TopK) -> BoolArray:
 
 
 def _top(ids: Ids, logprobs: Logprobs) -> IntArray:
-    at_top = logprobs == logprobs.max(axis=1, keepdims=True)
     found = ids[:, 0].astype(np.int64)
-    other = ~at_top[:, 0] | (np.count_nonzero(at_top, axis=1) > 1)  # rare: lists begin with their most probable id
+    first_of_some = logprobs[:, 1:2] == logprobs[:, :1]
+    other = first_of_some.any(axis=1) if falls(logprobs) else np.ones(len(ids), dtype=np.bool_)
     if other.any():
-        tied = np.where(at_top[other], ids[other].astype(np.int64), np.iinfo(np.int64).max)
-        found[other] = tied.min(axis=1)
+        some = logprobs[other]
+        at_top = some == some.max(axis=1, keepdims=True)
+        found[other] = np.where(at_top, ids[other].astype(np.int64), np.iinfo(np.int64).max).min(axis=1)
     return found
 
 
@@ -238,20 +281,28 @@ def _known(side: TopK, name: str, nobody: int) -> tuple[Ids, FloatArray]:
     The two sides use different negative ids for it, so that nothing matches.
     """
     log_p = checked(side.logprobs, name)
-    _refuse_repeated(side.ids)
+    if not side.distinct:
+        _refuse_repeated(side.ids)
     if side.extra_ids is None or side.extra_logprobs is None:
         return side.ids, log_p
     fillers = -np.arange(1, side.extra_ids.shape[1] + 1)
     extra = np.where(side.extra_ids < 0, fillers, side.extra_ids.astype(np.int64))
     _refuse_repeated(extra)
-    empty = (extra < 0) | (partners(extra, side.ids)[0] >= 0)
+    empty = np.ones(extra.shape, dtype=np.bool_)
+    empty.ravel()[partners(extra, side.ids).unfound] = False
+    empty |= extra < 0
     log_extra = np.where(empty, -np.inf, side.extra_logprobs)
     ids = np.concatenate([side.ids.astype(np.int64), np.where(empty, nobody, extra)], axis=1)
     return ids, np.concatenate([log_p, checked(log_extra, name)], axis=1)
 
 
-def _refuse_repeated(ids: Ids) -> None:
+def repeated(ids: Ids) -> BoolArray:
+    """Rows [n] of lists [n, K] that name an id twice."""
     ordered = np.sort(ids, axis=1)
-    repeated = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
-    if repeated.any():
-        raise ValueError(f"`ids`: {int(repeated.sum())} rows name the same id twice")
+    alike = ordered[:, 1:] == ordered[:, :-1]
+    return alike.any(axis=1) if alike.any() else np.zeros(len(ids), dtype=np.bool_)
+
+
+def _refuse_repeated(ids: Ids) -> None:
+    if rows := int(repeated(ids).sum()):
+        raise ValueError(f"`ids`: {rows} rows name the same id twice")

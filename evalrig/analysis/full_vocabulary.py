@@ -6,7 +6,7 @@ import numpy as np
 
 from evalrig.analysis.aligned import BLOCK_ENTRIES, Logprobs, blocks, checked
 from evalrig.analysis.arrays import BoolArray, FloatArray
-from evalrig.analysis.kl import weighted
+from evalrig.analysis.rows import weighted
 from evalrig.analysis.topk_bounds import js_terms
 
 

@@ -24,6 +24,7 @@ from evalrig.analysis.aligned import (
 from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray
 from evalrig.analysis.kl_excess import Excess, KlLevels, excess
 from evalrig.analysis.kl_summary import KlSummary, KlTail, OctaveRow, by_octave, delta_p, summary
+from evalrig.analysis.rows import bucket, weighted
 
 __all__ = [
     "ALARM",
@@ -48,9 +49,6 @@ __all__ = [
 
 ALARM = -1e-4
 """A KL below this is no rounding: the two lists do not belong to the same position, or are not log-probabilities."""
-
-TAIL_RESOLUTION = 1e-6
-"""Added to both tail masses: about what float32 log-probabilities of a whole list resolve of 1 - sum(p)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,7 @@ def merged_bucket(
     """Lower bound of the KL of each row from two top-K lists [n, K] (K may differ between the arms).
 
     Sum over the shared ids of p ln(p/q), plus one bucket for all the rest: (P+e) ln((P+e)/(Q+e)), with the masses P, Q
-    outside the shared ids and e = `TAIL_RESOLUTION`. Merging outcomes never raises KL (data processing), and neither
+    outside the shared ids and e = `rows.TAIL_RESOLUTION`. Merging outcomes never raises KL (data processing), and neither
     does adding the same e to both sides (log sum inequality), so this stays a lower bound while a tail that rounds to
     nothing cannot make it infinite; float32 storage moves it by about 1e-6 nats a row. Equal lists give exactly 0.
     A shared id to which the candidate gives probability 0 and the reference does not makes it +inf. Order within a
@@ -123,20 +121,9 @@ def merged_bucket(
     return out
 
 
-def merged_kl(pair: Aligned, reverse: bool = False) -> FloatArray:
-    """`merged_bucket` of lists that are side by side already [n]; with `reverse`, of KL(candidate || reference)."""
-    p, ratio = (pair.q, -pair.log_ratio) if reverse else (pair.p, pair.log_ratio)
-    tails = (pair.tail_q, pair.tail_p) if reverse else (pair.tail_p, pair.tail_q)
-    smooth_p, smooth_q = (tail + TAIL_RESOLUTION for tail in tails)
-    return weighted(p, ratio) + smooth_p * np.log(smooth_p / smooth_q)
-
-
-def weighted(p: FloatArray, log_ratio: FloatArray) -> FloatArray:
-    """Sum of p ln(p/q) over each row; what p rules out weighs nothing, whatever its ratio."""
-    with np.errstate(invalid="ignore"):
-        terms = p * log_ratio
-    terms[p == 0] = 0.0
-    return terms.sum(axis=1)
+def merged_kl(pair: Aligned) -> FloatArray:
+    """`merged_bucket` of lists that are side by side already [n]."""
+    return weighted(pair.p, pair.log_ratio) + bucket(pair.tail_p, pair.tail_q)
 
 
 def full_kl(reference_logprobs: Logprobs, candidate_logprobs: Logprobs) -> FloatArray:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evalrig.analysis.aligned import LIST_ENTRIES, TopK, align, blocks, check_pair, same_top
+from evalrig.analysis.aligned import LIST_ENTRIES, TopK, align, blocks, check_pair, ends, same_top
 from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray
 from evalrig.analysis.kl_sums import FROM_LISTS, MEASURES, StreamResult, StreamSums
-from evalrig.analysis.topk_bounds import aligned_bounds, entropy_rows
+from evalrig.analysis.topk_bounds import aligned_bounds
 
 __all__ = ["MEASURES", "Chunk", "Measured", "StreamResult", "StreamSums", "analyse", "measure", "summed"]
 
@@ -96,16 +96,17 @@ def measure(chunk: Chunk, prompts: int, classes: int) -> Measured:
     n = len(chunk.reference)
     kept = np.flatnonzero(_readable(chunk))
     whole = len(kept) == n
-    reference, candidate = (side if whole else _rows_of(side, kept) for side in (chunk.reference, chunk.candidate))
+    reference, candidate = (side if whole else side.block(kept) for side in (chunk.reference, chunk.candidate))
     given = chunk.reference_logprob is not None and chunk.candidate_logprob is not None
     values = np.zeros((len(MEASURES) if given else FROM_LISTS, len(kept)))
     for rows in blocks(len(kept), reference.width + candidate.width, LIST_ENTRIES):
         left, right = reference.block(rows), candidate.block(rows)
-        found = aligned_bounds(align(left, right))
+        pair = align(left, right)
+        found = aligned_bounds(pair)
         for at, name in enumerate(MEASURES[:8]):
             values[at, rows] = getattr(found, name)
         values[8, rows] = same_top(left, right)
-        values[9, rows] = entropy_rows(left.logprobs.astype(np.float64))
+        values[9, rows] = pair.entropy
     if chunk.reference_logprob is not None and chunk.candidate_logprob is not None:
         p, q = (np.exp(x[kept].astype(np.float64)) for x in (chunk.reference_logprob, chunk.candidate_logprob))
         values[10] = q - p
@@ -121,16 +122,11 @@ def measure(chunk: Chunk, prompts: int, classes: int) -> Measured:
     )
 
 
-def _rows_of(side: TopK, rows: IntArray) -> TopK:
-    extra_ids = None if side.extra_ids is None else side.extra_ids[rows]
-    extra = None if side.extra_logprobs is None else side.extra_logprobs[rows]
-    return TopK(ids=side.ids[rows], logprobs=side.logprobs[rows], extra_ids=extra_ids, extra_logprobs=extra)
-
-
 def _readable(chunk: Chunk) -> BoolArray:
     good = np.ones(len(chunk.reference), dtype=np.bool_)
     for side in (chunk.reference, chunk.candidate):
-        good &= (side.logprobs < np.inf).all(axis=1) & (side.logprobs.max(axis=1) > -np.inf)
+        largest = ends(side.logprobs)[0]
+        good &= (largest < np.inf) & (largest > -np.inf)
         if side.extra_logprobs is not None:
             good &= (side.extra_logprobs < np.inf).all(axis=1)
     for given in (chunk.reference_logprob, chunk.candidate_logprob):

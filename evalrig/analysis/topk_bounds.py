@@ -9,9 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from evalrig.analysis.aligned import LIST_ENTRIES, Aligned, Alone, Logprobs, TopK, align, blocks, check_pair
+from evalrig.analysis.aligned import (
+    LIST_ENTRIES,
+    Aligned,
+    Alone,
+    Logprobs,
+    TopK,
+    align,
+    blocks,
+    check_pair,
+    checked,
+)
 from evalrig.analysis.arrays import BoolArray, FloatArray
-from evalrig.analysis.kl import TAIL_RESOLUTION, merged_kl, truncate, weighted
+from evalrig.analysis.kl import merged_kl, truncate
+from evalrig.analysis.rows import TAIL_RESOLUTION, bucket, entropy, weighted
 
 LN2 = math.log(2)
 
@@ -64,14 +75,15 @@ def bounds(reference: TopK, candidate: TopK, assumed: float | None = None, vocab
 
 def aligned_bounds(pair: Aligned, assumed: float | None = None, vocabulary: int | None = None) -> RowBounds:
     """`bounds` of a block that is side by side already."""
-    whole = pair.shared == (-1 if vocabulary is None else vocabulary)
+    whole = np.zeros(len(pair.p), dtype=np.bool_) if vocabulary is None else pair.shared == vocabulary
+    core, back = weighted(pair.p, pair.log_ratio), -weighted(pair.q, pair.log_ratio)
     tail_p, tail_q = np.where(whole, 0.0, pair.tail_p), np.where(whole, 0.0, pair.tail_q)
     tv_low, tv_high = _total_variation(pair, tail_p, tail_q)
     js_low, js_high = _jensen_shannon(pair, tail_p, tail_q)
     return RowBounds(
-        kl_low=np.where(whole, weighted(pair.p, pair.log_ratio), merged_kl(pair)),
-        kl_high=_kl_high(pair, whole, assumed),
-        reverse_low=np.where(whole, weighted(pair.q, -pair.log_ratio), merged_kl(pair, reverse=True)),
+        kl_low=np.where(whole, core, core + bucket(pair.tail_p, pair.tail_q)),
+        kl_high=np.where(whole, core, np.inf if assumed is None else _kl_high(pair, core, assumed)),
+        reverse_low=np.where(whole, back, back + bucket(pair.tail_q, pair.tail_p)),
         tv_low=tv_low,
         tv_high=tv_high,
         js_low=js_low,
@@ -88,8 +100,9 @@ def _total_variation(pair: Aligned, tail_p: FloatArray, tail_q: FloatArray) -> t
     which does not list it, can give it. High: the positive parts on S and the whole of one tail.
     """
     gap = pair.p - pair.q
-    lost = np.maximum(gap, 0.0).sum(axis=1)
-    gained = lost - gap.sum(axis=1)
+    net = gap.sum(axis=1)
+    lost = np.maximum(gap, 0.0, out=gap).sum(axis=1)
+    gained = lost - net
     merged = 0.5 * (lost + gained + np.abs(tail_p - tail_q))
     alone_p, alone_q = (
         alone.sums(np.maximum(alone.p - cap[alone.row], 0.0), len(lost))
@@ -114,37 +127,39 @@ def js_terms(p: FloatArray, q: FloatArray) -> FloatArray:
     m/2 ((1+x) ln(1+x) + (1-x) ln(1-x)).
     """
     total = p + q
-    x = np.divide(p - q, total, out=np.zeros_like(total), where=total > 0)
+    x = p - q
+    x /= np.maximum(total, _TINY)
     square = x * x
     unlike = square * _SERIES[0]
     for term in _SERIES[1:]:
         unlike += term
         unlike *= square
-    far = square > 0.04  # below, what the series leaves out is less than 1e-10 of the whole
-    y = np.abs(x[far])
-    unlike[far] = (1 + y) * np.log1p(y) + special.xlog1py(1 - y, -y)
-    return 0.25 * total * unlike
+    far = np.flatnonzero(square > 0.04)  # below, what the series leaves out is less than 1e-10 of the whole
+    y = np.abs(x.ravel()[far])
+    unlike.ravel()[far] = (1 + y) * np.log1p(y) + special.xlog1py(1 - y, -y)
+    unlike *= total
+    unlike *= 0.25
+    return unlike
 
 
 _SERIES = [1 / 66, 1 / 45, 1 / 28, 1 / 15, 1 / 6, 1.0]
 """1 / (k (2k - 1)), the coefficients of x^2k in (1+x) ln(1+x) + (1-x) ln(1-x), from k = 6 down."""
 
+_TINY = np.finfo(np.float64).tiny
+"""A total below is as good as none."""
 
-def _kl_high(pair: Aligned, whole: BoolArray, assumed: float | None) -> FloatArray:
+
+def _kl_high(pair: Aligned, core: FloatArray, assumed: float) -> FloatArray:
     """S exactly, plus the most that tails of masses P and Q can differ within e^-M <= p/q <= e^M.
 
     p ln(p/q) is convex, so the worst tail has p/q at the two ends only: P M (2w - 1), with w the share of P at the
     upper end, w = (e^M - Q/P) / (e^M - e^-M).
     """
-    core = weighted(pair.p, pair.log_ratio)
-    if assumed is None:
-        return np.where(whole, core, np.inf)
     p, q = pair.tail_p + TAIL_RESOLUTION, pair.tail_q + TAIL_RESOLUTION
     most = math.exp(assumed)
     contradicted = np.maximum(p - q * most, q - p * most) > 2 * TAIL_RESOLUTION
     share = np.clip((most - q / p) / max(most - 1 / most, 1e-300), 0.0, 1.0)
-    high = np.where(contradicted, np.inf, core + p * assumed * (2 * share - 1))
-    return np.where(whole, core, high)
+    return np.where(contradicted, np.inf, core + p * assumed * (2 * share - 1))
 
 
 def dual_low(reference: TopK, candidate: TopK) -> FloatArray:
@@ -255,12 +270,6 @@ def list_entropy(side: TopK) -> FloatArray:
     """
     out = np.zeros(len(side))
     for rows in blocks(len(side), side.ids.shape[1], LIST_ENTRIES):
-        out[rows] = entropy_rows(side.logprobs[rows].astype(np.float64))
+        log_p = checked(side.logprobs[rows], "side")
+        out[rows] = entropy(np.exp(log_p), log_p)
     return out
-
-
-def entropy_rows(log_p: FloatArray) -> FloatArray:
-    """`list_entropy` of one block [n, K]."""
-    p = np.exp(log_p)
-    tail = np.maximum(1 - p.sum(axis=1), TAIL_RESOLUTION)
-    return weighted(p, -log_p) - tail * np.log(tail)

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from evalrig.engine import Engine
 from evalrig.errors import EngineError
 from evalrig.plan import Cell
-from evalrig.runner import Desk, Runner, Work, settled
+from evalrig.runner import Answered, Desk, Ended, Paper, Runner, Work, settled
 from evalrig.suite import Attempt, sound
 from evalrig.types import AGAIN, NO_ANSWER, REFERENCE, Provenance, Record, Sample, State, Trace, Trajectory, Variant
 from evalrig.watch import Fell, Tail, Watch
@@ -23,7 +23,7 @@ from evalrig.watch import Fell, Tail, Watch
 SILENT_ATTEMPTS = 20
 """Unanswered attempts in a row after which a running engine counts as lost: a hung one must not eat the night."""
 
-UNFILED = 4
+UNFILED = 8
 """Attempts a lane may have waiting for the disk while it makes the next: a disk that is slow at times leaves no engine idle."""
 
 
@@ -47,7 +47,7 @@ class Board:
         self.tails: dict[Path, Tail] = {}
         """Log -> where it was read to: two processes of a variant write to one."""
         self.changed = asyncio.Condition()
-        self.desk = Desk()
+        self.desk = Desk(work.file.keep)
 
     async def next(self, slot: int) -> Cell | None:
         """The cell this engine process should work on; waits while others must finish first; None: nothing is left."""
@@ -192,12 +192,12 @@ class Local(Runner):
             while queue:
                 sample = queue.popleft()
                 try:
-                    answered, file = await _one(watch.engine, cell, sample, board.work)
+                    answered, paper = await _one(watch.engine, cell, sample, board.work)
                 except BaseException:
                     queue.appendleft(sample)  # not filed: another process may make it
                     watch.unfinished += 1
                     raise
-                filing = board.desk.take(file, lambda: board.ended(cell))
+                filing = board.desk.take(paper, lambda: board.ended(cell))
                 filings.append(filing)
                 unfiled.append(filing)
                 watch.silent = 0 if answered else watch.silent + 1
@@ -241,8 +241,8 @@ async def _lost(slot: int, running: bool, cell: Cell, board: Board, error: Engin
     await board.note(refused=cell.variant)
 
 
-async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> tuple[bool, Callable[[], None]]:
-    """One attempt: did the engine answer, and what files it."""
+async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> tuple[bool, Paper]:
+    """One attempt: did the engine answer, and what is to be filed."""
     sample = work.samples[cell.suite][sample_id]
     if cell.stage == "trace":
         return await _trace(engine, cell, sample, work)
@@ -269,10 +269,10 @@ async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> tuple[
     )
     if work.suites[cell.suite].rescored:
         work.answers[variant, suite, sample_id, cell.epoch] = record
-    return attempt.state is not State.INFRA, lambda: work.file.attempt(record, attempt)
+    return attempt.state is not State.INFRA, Ended(record=record, attempt=attempt)
 
 
-async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> tuple[bool, Callable[[], None]]:
+async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> tuple[bool, Paper]:
     """The reference's answer. One that fails is filed as such and missing in every arm; a lost engine ends the run."""
     seed = _seed(work.plan.header.seed, cell, sample.id)
     try:
@@ -284,7 +284,7 @@ async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> tupl
             sample=sample.id, epoch=cell.epoch, prompt_ids=(), token_ids=(), text=str(error), finish=NO_ANSWER
         )
     work.traces[cell.suite, sample.id, cell.epoch] = trace
-    return trace.finish != NO_ANSWER, lambda: work.file.trace(cell.suite, trace)
+    return trace.finish != NO_ANSWER, Answered(suite=cell.suite, trace=trace)
 
 
 async def _pieces(engine: Engine, ids: Sequence[int]) -> tuple[str, ...]:

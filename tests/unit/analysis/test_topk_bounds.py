@@ -1,6 +1,7 @@
 """Bounds from top-K lists: known answers, and the truth of random whole vocabularies always between them."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def log_softmax(logits):
 
 def one(ids, probabilities, **extra):
     with np.errstate(divide="ignore"):
-        more = {name: np.array([values]) for name, values in extra.items()}
+        more: dict[str, Any] = {name: np.array([values]) for name, values in extra.items()}
         return TopK(ids=np.array([ids]), logprobs=np.log(np.array([probabilities])), **more)
 
 
@@ -193,11 +194,14 @@ def test_ids_far_apart_are_found_like_near_ones():
     rng = np.random.default_rng(5)
     left = np.stack([rng.permutation(80)[:30] for _ in range(40)]).astype(np.int32)
     right = np.stack([rng.permutation(80)[:50] for _ in range(40)]).astype(np.int64)
-    place, taken = partners(left, right)
+    found = partners(left, right)
+    both = np.isin(np.arange(left.size), found.unfound, invert=True).reshape(left.shape)
+    sought = np.isin(np.arange(right.size), found.untaken, invert=True).reshape(right.shape)
     for row in range(40):
-        where = {int(i): at for at, i in enumerate(right[row])}
-        assert place[row].tolist() == [where.get(int(i), -1) for i in left[row]]
-        assert taken[row].tolist() == [int(i) in set(left[row].tolist()) for i in right[row]]
+        assert both[row].tolist() == np.isin(left[row], right[row]).tolist()
+        assert sought[row].tolist() == np.isin(right[row], left[row]).tolist()
+    assert (right.ravel()[found.place[both]] == left[both]).all()
+    assert (found.place[both] // right.shape[1] == np.nonzero(both)[0]).all()
 
 
 def test_tail_ratio_is_taken_outside_what_both_name():
