@@ -88,7 +88,8 @@ OVERRIDES = {
     "gates.lead.gatng=true": "gates.lead.gatng: no such key; did you mean `gating`?",
     "gates.leed.margin=1": "gates.leed: no such key; did you mean `lead`?",
     "gates.lead.suite=piqaa": "gates.lead.suite: no suite `piqaa`; did you mean `piqa`?",
-    "gates.lead.suite=zzz": "gates.lead.suite: no suite `zzz`; known: kl, piqa, short_answers",
+    "gates.lead.suite=zzz": "gates.lead.suite: no suite `zzz`; known: code_repair, coding_basics, humaneval, kl, livecodebench, "
+    "piqa, short_answers",
     "candidates.xyz.args.noise=1": "candidates.xyz: no such key; known: cheap",
     "suites.kl.options.leg=cached_prefix": "suites.kl.options.leg: not in the run file, which has prompts, tokens, top_k "
     "there; write `+suites.kl.options.leg=...` to add it",
@@ -127,8 +128,8 @@ def test_several_faults_are_named_at_once(toy: Path) -> None:
     [
         ("suites/piqa/epoch", 2, "in toy.yaml: suites.piqa.epoch: no such key; did you mean `epochs`?"),
         ("nme", "x", "in toy.yaml: nme: no such key; did you mean `name`?"),
-        ("zzz", "x", "in toy.yaml: zzz: no such key; known: name, question, seed, alpha, output, engine, reference, "
-         "candidates, suites, gates, scope, runner, rehearsal"),
+        ("zzz", "x", "in toy.yaml: zzz: no such key; known: name, question, seed, alpha, output, sandbox, "
+         "unsandboxed, engine, reference, candidates, suites, gates, scope, runner, rehearsal"),
         ("seed", "two", "in toy.yaml: seed: Value 'two' of type 'str' could not be converted to Integer"),
         ("candidates", 3, "in toy.yaml: candidates: Cannot assign int to Dict[str, VariantConfig]"),
         ("candidates", {}, "candidates is empty; name at least one"),

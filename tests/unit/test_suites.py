@@ -249,7 +249,7 @@ def test_a_leg_that_is_none_is_refused() -> None:
 
 
 def test_the_audited_share_is_about_what_was_asked(tmp_path: Path) -> None:
-    suite = kl(tmp_path, audit_share=1 / 3)
+    suite = kl(tmp_path, audit_share=1 / 3, audit_tokens=4)
     windows = [
         suite._window(Trace(sample=f"p-{n}", epoch=0, prompt_ids=(1, 2), token_ids=(3,) * 12)) for n in range(300)
     ]
