@@ -160,6 +160,24 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a conversation with tools: what was due where that is known, what came, and what was wrong with it."""
+
+    due: str = ""
+    """The expected calls as canonical JSON, `[]` for an answer in words; empty: many ways are right here."""
+    said: str = ""
+    """The calls made as canonical JSON, `[]` for an answer in words; as written where they are no JSON."""
+    error: str = ""
+    """A word of `steps.ERRORS`; empty: nothing was wrong."""
+    named: bool = True
+    """The tools called are those due, in their order."""
+    valid: bool = True
+    """Every call is JSON, names a tool on offer, and fits its schema. An answer in words is."""
+    stopped: bool = False
+    """An answer in words: the model took the work for done, or gave up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """All calls of one attempt and where they led."""
 
@@ -169,6 +187,8 @@ class Trajectory:
     error: str = ""
     failure: str = ""
     """How the attempt failed, as one word of its suite's list (`wrong_answer`, `timeout` ...); empty: it did not."""
+    steps: tuple[Step, ...] = ()
+    """Of a conversation with tools: its steps in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

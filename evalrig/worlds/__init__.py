@@ -1,0 +1,1 @@
+"""The shelf of worlds: one file a kind."""
