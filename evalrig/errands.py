@@ -130,6 +130,11 @@ class _Script:
     """Numbers of the parts that the report at the end is on; empty: there is none."""
 
 
+def move(tool: str, /, **arguments: Any) -> Move:
+    """One call of a tool."""
+    return Move(name=tool, arguments=arguments)
+
+
 def record(optional: Sequence[str] = (), **properties: Schema) -> Schema:
     """JSON Schema of an object with these properties and no others."""
     required = [name for name in properties if name not in optional]

@@ -13,13 +13,14 @@ from evalrig.errands import (
     Maker,
     Part,
     digest,
+    move,
     one_of,
     receipt,
     record,
     several,
     stumble,
 )
-from evalrig.world import Move, State, ToolError
+from evalrig.world import State, ToolError
 
 TOPICS = ("budget", "harbour", "lease", "minutes", "orchard", "permit", "quarry", "survey", "tender", "voyage")
 LABELS = ("draft", "final", "legal", "public", "urgent", "yearly")
@@ -212,7 +213,7 @@ def _tagging(draw: Draw, state: State) -> Part:
     return Part(
         text=f"Tag the file `{path}` as {' and '.join(tags)}.",
         blank=f"Tag the file `{path}` with the two tags that we agreed on.",
-        moves=(Move(name="tag_file", arguments={"path": path, "tags": tags}),),
+        moves=(move("tag_file", path=path, tags=tags),),
         lost=("tag_file",),
         tags=("ids",),
     )
@@ -224,8 +225,8 @@ def _binning(draw: Draw, state: State) -> Part:
         text=f"Put the file named `{_name(path)}` into the bin.",
         blank="Put the file that is out of date into the bin; its name is on my desk.",
         moves=(
-            Move(name="find_file", arguments={"name": _name(path)}),
-            Move(name="delete_file", arguments={"path": path}),
+            move("find_file", name=_name(path)),
+            move("delete_file", path=path),
         ),
         lost=("delete_file",),
         tags=("ids",),
@@ -239,8 +240,8 @@ def _renaming(draw: Draw, state: State) -> Part:
         text=f"Rename the document that holds the code `{code}` to `{new}`.",
         blank=f"Rename the document that holds the code `{code}` to the name that the board chose.",
         moves=(
-            Move(name="find_files", arguments={"code": code}),
-            Move(name="rename_file", arguments={"path": path, "name": new}),
+            move("find_files", code=code),
+            move("rename_file", path=path, name=new),
         ),
         lost=("rename_file",),
         tags=("ids",),
@@ -254,9 +255,9 @@ def _belonging(draw: Draw, state: State) -> Part:
         text=f"The text of the file named `{_name(path)}` says which folder it belongs in. Move it there.",
         blank=f"Move the file named `{_name(path)}` to a better folder, the one I told you yesterday.",
         moves=(
-            Move(name="find_file", arguments={"name": _name(path)}),
-            Move(name="read_document", arguments={"path": path}),
-            Move(name="move_file", arguments={"path": path, "folder": folder}),
+            move("find_file", name=_name(path)),
+            move("read_document", path=path),
+            move("move_file", path=path, folder=folder),
         ),
         lost=("move_file", "copy_file"),
         tags=("ids",),
@@ -272,9 +273,9 @@ def _registering(draw: Draw, state: State) -> Part:
         text=f"{ask} `{_name(path)}`, then `source`, its full path.",
         blank=f"{ask} in my letter, then `source`, its full path.",
         moves=(
-            Move(name="find_file", arguments={"name": _name(path)}),
-            Move(name="read_properties", arguments={"path": path}),
-            Move(name="write_document", arguments={"path": entry, "content": {"title": title, "lines": lines}}),
+            move("find_file", name=_name(path)),
+            move("read_properties", path=path),
+            move("write_document", path=entry, content={"title": title, "lines": lines}),
         ),
         lost=("write_document",),
         tags=("ids", "nested"),
@@ -284,11 +285,11 @@ def _registering(draw: Draw, state: State) -> Part:
 def _unlocking(draw: Draw, state: State) -> Part:
     path, folder = _place(draw, state, f"Locked away. {draw.code(8)}"), _new_folder(draw, state)
     state["locks"][path] = lock = draw.code(12, HEX)
-    move = Move(name="move_file", arguments={"path": path, "folder": folder})
+    again = move("move_file", path=path, folder=folder)
     return Part(
         text=f"Move `{path}` to the folder `{folder}`. If it is locked, unlock it first.",
         blank=f"Move `{path}` to the other folder. If it is locked, unlock it first.",
-        moves=(move, Move(name="unlock_file", arguments={"path": path, "lock": lock}), move),
+        moves=(again, move("unlock_file", path=path, lock=lock), again),
         lost=("move_file", "copy_file"),
         tags=("ids", "recovery"),
     )
@@ -297,11 +298,11 @@ def _unlocking(draw: Draw, state: State) -> Part:
 def _retrying(draw: Draw, state: State) -> Part:
     path = _place(draw, state, f"Not needed. {draw.code(8)}")
     state["busy"][f"delete_file {path}"] = "the store was busy, nothing was done; call again"
-    move = Move(name="delete_file", arguments={"path": path})
+    again = move("delete_file", path=path)
     return Part(
         text=f"Put `{path}` into the bin.",
         blank="Put the file that we do not need into the bin.",
-        moves=(move, move),
+        moves=(again, again),
         lost=("delete_file",),
         tags=("recovery",),
     )
@@ -317,10 +318,10 @@ def _reviewing(draw: Draw, state: State) -> Part:
         text=f"{ask} {by}, state approved, code as its text gives it.",
         blank=f"{ask} the one whom the board chose, state approved, code as its text gives it.",
         moves=(
-            Move(name="read_document", arguments={"path": note}),
-            Move(name="find_file", arguments={"name": _name(path)}),
-            Move(name="read_document", arguments={"path": path}),
-            Move(name="set_properties", arguments={"path": path, "properties": {"review": review}}),
+            move("read_document", path=note),
+            move("find_file", name=_name(path)),
+            move("read_document", path=path),
+            move("set_properties", path=path, properties={"review": review}),
         ),
         lost=("set_properties",),
         tags=("ids", "nested"),
@@ -334,9 +335,9 @@ def _gathering(draw: Draw, state: State) -> Part:
         text=f"The document `{note}` names two files. Move both to the folder `{folder}`.",
         blank=f"The document `{note}` names two files. Move both to the same folder, one that they like.",
         moves=(
-            Move(name="read_document", arguments={"path": note}),
-            *(Move(name="find_file", arguments={"name": _name(path)}) for path in paths),
-            *(Move(name="move_file", arguments={"path": path, "folder": folder}) for path in paths),
+            move("read_document", path=note),
+            *(move("find_file", name=_name(path)) for path in paths),
+            *(move("move_file", path=path, folder=folder) for path in paths),
         ),
         lost=("move_file", "copy_file"),
         tags=("ids",),
