@@ -41,6 +41,7 @@ bench: setup fetch
 	python benchmarks/kl.py
 	python benchmarks/busy.py
 	python benchmarks/sandbox.py
+	python benchmarks/worlds.py
 
 setup: $(BIN)/.ready
 $(BIN)/.ready: constraints.txt pyproject.toml

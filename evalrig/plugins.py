@@ -13,7 +13,7 @@ SINGULAR = {"sandboxes": "sandbox"}
 
 
 def kinds(shelf: str) -> list[str]:
-    """The names on a shelf (`engines`, `suites`, `gates`, `runners`, `sandboxes`); imports none of them."""
+    """The names on a shelf (`engines`, `suites`, `gates`, `runners`, `sandboxes`, `worlds`); imports none of them."""
     package = importlib.import_module(f"evalrig.{shelf}")
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
