@@ -161,6 +161,18 @@ def receipt(*words: Any) -> dict[str, str]:
     return {"receipt": digest("receipt", *words)}
 
 
+def key_of(entities: Mapping[str, Mapping[str, Any]], name: str, value: str) -> str:
+    """Key of the one whose `name` is exactly this.
+
+    Raises:
+        ToolError: there is none.
+    """
+    found = next((key for key, entity in entities.items() if entity[name] == value), None)
+    if found is None:
+        raise ToolError(f"none has the {name} {value}")
+    return found
+
+
 def stumble(state: State, tool: str, key: str) -> None:
     """Fail once where the state says so. Counters lie under `busy`, which no comparison of states looks at."""
     if why := state["busy"].pop(f"{tool} {key}", ""):

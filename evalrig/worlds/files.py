@@ -220,10 +220,10 @@ def _tagging(draw: Draw, state: State) -> Part:
 
 
 def _binning(draw: Draw, state: State) -> Part:
-    path = _place(draw, state, f"Out of date. {draw.code(8)}")
+    path = _place(draw, state, f"Pages {draw.code(3)} to {draw.code(4)}.")
     return Part(
         text=f"Put the file named `{_name(path)}` into the bin.",
-        blank="Put the file that is out of date into the bin; its name is on my desk.",
+        blank="Put the file into the bin whose name I left on your desk.",
         moves=(
             move("find_file", name=_name(path)),
             move("delete_file", path=path),
@@ -243,7 +243,7 @@ def _renaming(draw: Draw, state: State) -> Part:
             move("find_files", code=code),
             move("rename_file", path=path, name=new),
         ),
-        lost=("rename_file",),
+        lost=("rename_file", "copy_file"),
         tags=("ids",),
     )
 
@@ -253,7 +253,7 @@ def _belonging(draw: Draw, state: State) -> Part:
     path = _place(draw, state, f"This belongs in {folder} and nowhere else.")
     return Part(
         text=f"The text of the file named `{_name(path)}` says which folder it belongs in. Move it there.",
-        blank=f"Move the file named `{_name(path)}` to a better folder, the one I told you yesterday.",
+        blank=f"Move the file named `{_name(path)}` to the folder that I told you yesterday.",
         moves=(
             move("find_file", name=_name(path)),
             move("read_document", path=path),
@@ -288,7 +288,7 @@ def _unlocking(draw: Draw, state: State) -> Part:
     again = move("move_file", path=path, folder=folder)
     return Part(
         text=f"Move `{path}` to the folder `{folder}`. If it is locked, unlock it first.",
-        blank=f"Move `{path}` to the other folder. If it is locked, unlock it first.",
+        blank=f"Move `{path}` to the folder that the team chose. If it is locked, unlock it first.",
         moves=(again, move("unlock_file", path=path, lock=lock), again),
         lost=("move_file", "copy_file"),
         tags=("ids", "recovery"),
@@ -296,12 +296,12 @@ def _unlocking(draw: Draw, state: State) -> Part:
 
 
 def _retrying(draw: Draw, state: State) -> Part:
-    path = _place(draw, state, f"Not needed. {draw.code(8)}")
+    path = _place(draw, state, f"Pages {draw.code(3)} to {draw.code(4)}.")
     state["busy"][f"delete_file {path}"] = "the store was busy, nothing was done; call again"
     again = move("delete_file", path=path)
     return Part(
         text=f"Put `{path}` into the bin.",
-        blank="Put the file that we do not need into the bin.",
+        blank="Put the other file into the bin, too.",
         moves=(again, again),
         lost=("delete_file",),
         tags=("recovery",),
@@ -333,7 +333,7 @@ def _gathering(draw: Draw, state: State) -> Part:
     note = _place(draw, state, f"They belong together: {_name(paths[0])} and {_name(paths[1])} .")
     return Part(
         text=f"The document `{note}` names two files. Move both to the folder `{folder}`.",
-        blank=f"The document `{note}` names two files. Move both to the same folder, one that they like.",
+        blank=f"The document `{note}` names two files. Move both to the folder that the team chose.",
         moves=(
             move("read_document", path=note),
             *(move("find_file", name=_name(path)) for path in paths),

@@ -16,6 +16,7 @@ from evalrig.errands import (
     Maker,
     Part,
     digest,
+    key_of,
     move,
     one_of,
     receipt,
@@ -62,10 +63,7 @@ def _line(state: State, order_id: str, line_id: str) -> dict[str, Any]:
 
 
 def _find_order(state: State, number: str) -> Any:
-    found = [key for key, order in state["orders"].items() if order["number"] == number]
-    if not found:
-        raise ToolError(f"no order has the number {number}")
-    return {"order_id": found[0]}
+    return {"order_id": key_of(state["orders"], "number", number)}
 
 
 def _find_orders(state: State, email: str) -> Any:
@@ -261,7 +259,7 @@ def _refunding(draw: Draw, state: State) -> Part:
     sku = line["sku"]
     return Part(
         text=f"The customer of order number {number} wants {sku} refunded: settle it by the rules.",
-        blank=f"The customer of an order with another item than {sku} wants a refund: settle it by the rules.",
+        blank=f"A customer wants {sku} refunded: settle it by the rules.",
         moves=(
             move("find_order", number=number),
             move("get_order", order_id=key),
