@@ -265,7 +265,7 @@ class TestTables:
         assert not world.alike(kept, left_open)
 
     def test_a_row_may_be_replaced_instead_of_updated(self) -> None:
-        """As many calls, the same end."""
+        """The same end, and the same receipt."""
         world = Tables()
         start, part = part_of(world, "retrying", 2)
         start["busy"] = {}
@@ -274,8 +274,10 @@ class TestTables:
         state = copy.deepcopy(start)
         call(world, state, "delete_row", table=update["table"], id=update["id"])
         new = {**row, "code": update["cells"][0]["value"]}
-        call(world, state, "insert_row", table=update["table"], id=update["id"], cells=cells(**new))
-        assert world.alike(state, done(world, start, part.moves[:1]))
+        inserted = call(world, state, "insert_row", table=update["table"], id=update["id"], cells=cells(**new))
+        updated = call(world, other := copy.deepcopy(start), "update_row", **update)
+        assert inserted["receipt"] == updated["receipt"], "a report on it would tell the ways apart"
+        assert world.alike(state, other)
 
     def test_rows_that_get_a_code_each_cannot_be_replaced_at_once(self) -> None:
         """Deleting and inserting all of them would be a shorter way than the one that is counted as shortest."""

@@ -36,8 +36,9 @@ def _get_ticket(state: State, ticket: str) -> Any:
 
 
 def _update_ticket(state: State, ticket: str, changes: Mapping[str, str]) -> Any:
-    _one(state, "tickets", ticket).update(changes)
-    return receipt("update", ticket, changes)
+    found = _one(state, "tickets", ticket)
+    found.update(changes)
+    return receipt("update", ticket, found)
 
 
 def _comment_ticket(state: State, ticket: str, text: str) -> Any:

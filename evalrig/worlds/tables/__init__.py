@@ -43,10 +43,11 @@ def _where(match: str, *conditions: tuple[str, str, Any]) -> dict[str, Any]:
 
 
 def _amounts(draw: Draw, state: State) -> str:
-    """Eight rows with a region and an amount; some regions have amounts on either side of 500."""
-    rows = {id: {"region": REGIONS[at % 4], "amount": 101 + draw.below(399)} for at, id in enumerate(_ids(draw, 8))}
-    for id in list(rows)[:4]:
-        rows[id]["amount"] += 500
+    """Eight rows with a region and an amount; every region has one on either side of 500."""
+    rows = {
+        id: {"region": REGIONS[at % 4], "amount": 101 + draw.below(399) + 500 * (at < 4)}
+        for at, id in enumerate(_ids(draw, 8))
+    }
     columns = {"region": column("text"), "amount": column("number"), "state": column("text")}
     return _table(draw, state, "sales", columns, rows)
 

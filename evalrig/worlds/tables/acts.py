@@ -154,7 +154,7 @@ def _insert_rows(state: State, table: str, rows: Sequence[Where]) -> Any:
     _distinct(state, table, new)
     _writable(state, table)
     state["tables"][table]["rows"].update(new)
-    return receipt("insert", table, new)
+    return receipt("write", table, new)
 
 
 def _insert_row(state: State, table: str, id: str, cells: Sequence[Where]) -> Any:
@@ -167,7 +167,8 @@ def _update(state: State, table: str, ids: Sequence[str], cells: Sequence[Where]
     _writable(state, table)
     for id in ids:
         state["tables"][table]["rows"][id].update(new)
-    return {"rows": len(ids), **receipt("update", table, sorted(ids), new)}
+    written = {id: state["tables"][table]["rows"][id] for id in ids}
+    return {"rows": len(ids), **receipt("write", table, written)}
 
 
 def _update_row(state: State, table: str, id: str, cells: Sequence[Where]) -> Any:
