@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalrig.distance import Audited, Joined, audited
-from evalrig.gate import Distances, Evidence, Pairs
+from evalrig.gate import Answers, Distances, Evidence, Pairs
+from evalrig.horizon import Attempts, Horizon, horizon
 from evalrig.plan import Plan, SuitePlan
 from evalrig.records import AUDIT, ROWS, RunFolder
 from evalrig.streams import Reading, Streamed, Texts, read
@@ -27,6 +28,7 @@ class Gathered:
         self._texts: dict[str, Texts] = {}
         self._readings: dict[tuple[str, str], Reading] = {}
         self._audited: dict[tuple[str, str], Audited | None] = {}
+        self._horizons: dict[tuple[str, str], Horizon | None] = {}
         self.samples = {suite.name: {s.id: s for s in folder.samples(suite.name)} for suite in self.plan.suites}
         self.records: dict[tuple[str, str], list[Record]] = {
             (variant.name, suite.name): folder.records(variant.name, suite.name)
@@ -73,6 +75,7 @@ class Gathered:
         audits = {suite.name: self.audited(suite, candidate) for suite in traced}
         streamed = {suite.name: self.streamed(suite, candidate) for suite in traced}
         growths = {name: found.result.by_position.growth for name, found in streamed.items() if found is not None}
+        horizons = {suite.name: self.horizon(suite, candidate) for suite in self.plan.suites}
         return Evidence(
             candidate=candidate,
             alpha=self.plan.header.alpha,
@@ -80,9 +83,26 @@ class Gathered:
             distances={name: found for name, found in distances.items() if found is not None},
             audits={name: found.audit for name, found in audits.items() if found is not None},
             floors=self.floors,
-            growths={name: growth for name, growth in growths.items() if growth is not None},
-            responses={suite.name: self.reading(suite, candidate).responses for suite in traced},
+            answers={
+                suite.name: Answers(growth=growths.get(suite.name), responses=self.reading(suite, candidate).responses)
+                for suite in traced
+            },
+            horizons={name: found for name, found in horizons.items() if found is not None},
         )
+
+    def horizon(self, suite: SuitePlan, arm: str) -> Horizon | None:
+        """Step by step, `arm` beside the reference, read once; None where no attempt has steps."""
+        key = suite.name, arm
+        if key not in self._horizons:
+            of = self.samples[suite.name]
+            owed = Attempts(
+                planned=sorted(self.planned(arm, suite)),
+                cluster={name: sample.cluster for name, sample in of.items()},
+                score=next((metric.name for metric in suite.metrics if metric.kind == "binary"), ""),
+            )
+            reference, candidate, again = (self.records[name, suite.name] for name in (REFERENCE, arm, AGAIN))
+            self._horizons[key] = horizon(owed, reference, candidate, again)
+        return self._horizons[key]
 
     def texts(self, suite: SuitePlan) -> Texts:
         """What the reference's traces say of their tokens; read once."""
