@@ -105,6 +105,20 @@ class Horizon:
         """Attempts in both arms."""
         return len(self.cluster)
 
+    def sides(self, of: Of) -> tuple[Tally, Tally, IntArray] | None:
+        """Tallies of reference and candidate, and the clusters of their attempts.
+
+        A divergence is held against that of the reference's second run, on the attempts it has; None where there is none.
+        """
+        if of != "divergence":
+            return self.reference.tally(of), self.candidate.tally(of), self.cluster
+        ours, theirs = self.again.tally(of), self.candidate.tally(of)
+        repeated = (ours.steps > 0) & (theirs.steps > 0)
+        if not repeated.any():
+            return None
+        floor = Tally(errors=ours.errors[repeated], steps=ours.steps[repeated])
+        return floor, Tally(errors=theirs.errors[repeated], steps=theirs.steps[repeated]), self.cluster[repeated]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:

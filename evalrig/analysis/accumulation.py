@@ -66,7 +66,7 @@ def logit_cluster(columns: ArrayLike, wrong: ArrayLike, cluster: ArrayLike | Non
     np.add.at(scores, index, x * (y - p)[:, None])
     bread = np.linalg.inv(curvature)
     spread = bread @ (scores.T @ scores) @ bread * clusters / (clusters - 1)
-    return Logit(coefficients=beta, errors=np.sqrt(np.diag(spread)), clusters=clusters)
+    return Logit(coefficients=beta, errors=np.sqrt(np.maximum(np.diag(spread), 0.0)), clusters=clusters)
 
 
 def accumulation(
@@ -88,7 +88,9 @@ def accumulation(
         if not own.size or own.min() == own.max():
             return None, f"the {name} has {'no steps' if not own.size else 'errors only' if own.max() else 'no errors'}"
     found = logit_cluster(np.column_stack((np.ones_like(y), a, t / PER, a * t / PER)), y, labels)
-    if found is None or not found.errors[3] > 0:
+    if found is not None and found.errors[3] <= 1e-6:  # all that is left is rounding
+        return None, "both arms err at the same steps"
+    if found is None:
         return None, "errors lie so that no finite growth fits them (all early, all late, or all steps alike)"
     slope, more, se = float(found.coefficients[2]), float(found.coefficients[3]), float(found.errors[3])
     df = found.clusters - 1

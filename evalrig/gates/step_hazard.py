@@ -6,13 +6,11 @@ small damage long before whole tasks fail, but not how a model recovers, so that
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from evalrig.analysis.hazard import Excess, Tally, excess_hazard, margin_per_step
 from evalrig.analysis.missing import DIFFERENTIAL_BELOW
 from evalrig.errors import UsageError
 from evalrig.gate import Evidence, Gate, outcome_of
-from evalrig.horizon import Horizon, Of
+from evalrig.horizon import Of
 from evalrig.plan import GatePlan
 from evalrig.types import Check, CheckOutcome, Estimate, Metric
 
@@ -77,7 +75,7 @@ class StepHazard(Gate):
         found = evidence.horizons.get(self.plan.suite)
         if found is None:
             return self.undecided("no attempt that both arms ended has steps: there is nothing to judge along the way")
-        arms = self._arms(found)
+        arms = found.sides(self.of)
         if arms is None:
             return self.undecided("the reference was not run again, so nothing tells how far it parts from itself")
         reference, candidate, cluster = arms
@@ -99,17 +97,6 @@ class StepHazard(Gate):
             return replace(check, needed=None)  # more of the same would not help
         words = self._words(test, outcome, evidence.alpha, reference, candidate)
         return self._check(test, outcome, words, len(reference.steps))
-
-    def _arms(self, found: Horizon) -> tuple[Tally, Tally, np.ndarray] | None:
-        """Both tallies with the clusters. A divergence is held against that of the second run, on the attempts it has."""
-        if self.of != "divergence":
-            return found.reference.tally(self.of), found.candidate.tally(self.of), found.cluster
-        ours, theirs = found.again.tally(self.of), found.candidate.tally(self.of)
-        repeated = (ours.steps > 0) & (theirs.steps > 0)
-        if not repeated.any():
-            return None
-        floor = Tally(errors=ours.errors[repeated], steps=ours.steps[repeated])
-        return floor, Tally(errors=theirs.errors[repeated], steps=theirs.steps[repeated]), found.cluster[repeated]
 
     def _words(self, test: Excess, outcome: CheckOutcome, alpha: float, reference: Tally, candidate: Tally) -> str:
         own = "reference against itself" if self.of == "divergence" else "reference"

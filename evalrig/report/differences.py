@@ -6,6 +6,7 @@ from evalrig.analysis.paired import PairedTest, flags, noninferiority
 from evalrig.evidence import Gathered
 from evalrig.gate import Pairs
 from evalrig.plan import GatePlan, Plan, SuitePlan
+from evalrig.report.along import steps_view
 from evalrig.report.sentences import OWN
 from evalrig.report.shown import Bar, DifferenceRow, Forest, MetricView, SuiteView
 from evalrig.report.words import NOTHING, amount, count, interval, listed, margin_words, minus, p_value, units
@@ -35,6 +36,7 @@ def _suite(gathered: Gathered, verdict: Verdict, suite: SuitePlan) -> SuiteView:
         metrics=tuple(
             _metric(gathered, verdict, suite, metric) for metric in suite.metrics if metric.kind != "distance"
         ),
+        steps=steps_view(gathered, suite),
     )
 
 

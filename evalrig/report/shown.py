@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from evalrig.report.shown_maps import Certificates, Maps, Row, Table
+from evalrig.report.shown_steps import StepsView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +158,8 @@ class SuiteView:
     family: str
     size: str
     metrics: tuple[MetricView, ...]
+    steps: StepsView | None
+    """Along the steps of its attempts; None: they have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

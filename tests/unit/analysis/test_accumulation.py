@@ -45,6 +45,8 @@ def test_data_without_an_answer_give_a_reason_and_no_number():
     some = np.where((arm == 0) & (step % 4 == 0), 1.0, 0.0)
     assert accumulation(some, step, arm, cluster) == (None, "the candidate has no errors")
     assert accumulation(np.where(arm == 1, 1.0, some), step, arm, cluster)[1] == "the candidate has errors only"
+    alike = (step + cluster) % 4 == 0
+    assert accumulation(alike, step, arm, cluster) == (None, "both arms err at the same steps")
     few = cluster < 10
     assert accumulation(some[few], step[few], arm[few], cluster[few])[1] == "10 clusters; at least 20 are needed"
     separated = np.where(step > 8, 1.0, 0.0)
