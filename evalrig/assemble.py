@@ -156,6 +156,8 @@ def _gates_fit(config: RunConfig, suites: Mapping[str, Suite]) -> None:
         kind = find("gates", gate.kind, Gate, f"gates.{name}.kind")
         if gate.suite not in suites:
             continue
+        if not gate.metric and kind.accepts(None):
+            continue
         metrics = {metric.name: metric for metric in suites[gate.suite].metrics}
         if (
             gate.metric in {metric.name for metric in type(suites[gate.suite]).metrics} - metrics.keys()

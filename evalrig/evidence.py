@@ -98,7 +98,7 @@ class Gathered:
             owed = Attempts(
                 planned=sorted(self.planned(arm, suite)),
                 cluster={name: sample.cluster for name, sample in of.items()},
-                score=next((metric.name for metric in suite.metrics if metric.kind == "binary"), ""),
+                score=_success(suite),
             )
             reference, candidate, again = (self.records[name, suite.name] for name in (REFERENCE, arm, AGAIN))
             self._horizons[key] = horizon(owed, reference, candidate, again)
@@ -223,6 +223,12 @@ class Gathered:
             for records in (self.against(arm, suite), self.records[arm, suite.name])
         )
         return {name: (ours[name], theirs[name]) for name in sorted(ours.keys() & theirs.keys())}
+
+
+def _success(suite: SuitePlan) -> str:
+    """The score that tells how an attempt ended: right or wrong, else a share; empty: none does."""
+    ranked = sorted(suite.metrics, key=lambda metric: metric.kind != "binary")
+    return next((metric.name for metric in ranked if metric.units == "points"), "")
 
 
 def _has_distance(suite: SuitePlan) -> bool:

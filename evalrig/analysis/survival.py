@@ -39,7 +39,7 @@ def kaplan_meier(time: ArrayLike, event: ArrayLike, alpha: float = 0.05) -> Surv
     steps = np.unique(times[happened])
     at_risk = np.array([(times >= step).sum() for step in steps], np.int64)
     events = np.array([(happened & (times == step)).sum() for step in steps], np.int64)
-    share = np.cumprod(1 - events / np.maximum(at_risk, 1))
+    share = np.cumprod(1 - events / np.maximum(at_risk, 1)).astype(np.float64)
     with np.errstate(divide="ignore"):
         variance = np.cumsum(events / (at_risk * (at_risk - events).astype(np.float64)))
     limits = [_limits(float(s), float(v), alpha) for s, v in zip(share, variance, strict=True)]

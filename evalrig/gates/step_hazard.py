@@ -47,6 +47,8 @@ class StepHazard(Gate):
         where = f"gates.{plan.name}.options"
         if options.of not in NAMES:
             raise UsageError(f"{where}.of is {options.of!r}; one of {', '.join(NAMES)}")
+        if not 0 < plan.margin < 1:
+            raise UsageError(f"gates.{plan.name}.margin is {plan.margin}; errors per step, above 0 and below 1")
         if not 0 <= options.max_missing < 1:
             raise UsageError(f"{where}.max_missing is {options.max_missing}; a share, 0 or more and below 1")
         self.of: Of = next(name for name in NAMES if name == options.of)
@@ -67,8 +69,8 @@ class StepHazard(Gate):
 
     @classmethod
     def accepts(cls, metric: Metric | None) -> bool:
-        """It is named with the score of the suite whose steps it reads."""
-        return metric is not None and metric.kind == "binary"
+        """No metric: it reads the steps. One may be named all the same, if it is a score."""
+        return metric is None or metric.kind != "distance"
 
     def check(self, evidence: Evidence) -> Check:
         """See `Gate.check`."""

@@ -49,7 +49,7 @@ STEPPED = {
     },
     "gates": {
         "success": {"kind": "noninferior", "suite": "walk", "metric": "success", "margin": 0.2},
-        "steps": {"kind": "step_hazard", "suite": "walk", "metric": "success", "margin": 0.05},
+        "steps": {"kind": "step_hazard", "suite": "walk", "margin": 0.05},
         "derived": {
             "kind": "step_hazard",
             "suite": "free",
