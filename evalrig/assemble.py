@@ -219,6 +219,7 @@ def _gate(plan: GatePlan, config: RunConfig) -> GatePlan:
     """With its options filled in. Made once here: options out of range must not wait for the verdict."""
     kind = find("gates", plan.kind, Gate, f"gates.{plan.name}.kind")
     checked = options(config.gates[plan.name].options, kind.Options, f"gates.{plan.name}.options")
+    plan = replace(plan, margin=kind.margin_of(plan, checked))
     make(kind, plan, checked)
     return replace(plan, options=asdict(checked))
 

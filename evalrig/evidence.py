@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from evalrig.analysis.repeated import chance_of_all, chance_of_any
 from evalrig.distance import Audited, Joined, audited
-from evalrig.gate import Distances, Evidence, Pairs
+from evalrig.gate import Answers, Distances, Evidence, Pairs
+from evalrig.horizon import Attempts, Horizon, horizon
 from evalrig.plan import Plan, SuitePlan
 from evalrig.records import AUDIT, ROWS, RunFolder
 from evalrig.streams import Reading, Streamed, Texts, read
@@ -32,6 +33,7 @@ class Gathered:
         self._texts: dict[str, Texts] = {}
         self._readings: dict[tuple[str, str], Reading] = {}
         self._audited: dict[tuple[str, str], Audited | None] = {}
+        self._horizons: dict[tuple[str, str], Horizon | None] = {}
         self.samples = {suite.name: {s.id: s for s in folder.samples(suite.name)} for suite in self.plan.suites}
         self.records: dict[tuple[str, str], list[Record]] = {
             (variant.name, suite.name): folder.records(variant.name, suite.name)
@@ -78,6 +80,7 @@ class Gathered:
         audits = {suite.name: self.audited(suite, candidate) for suite in traced}
         streamed = {suite.name: self.streamed(suite, candidate) for suite in traced}
         growths = {name: found.result.by_position.growth for name, found in streamed.items() if found is not None}
+        horizons = {suite.name: self.horizon(suite, candidate) for suite in self.plan.suites}
         return Evidence(
             candidate=candidate,
             alpha=self.plan.header.alpha,
@@ -85,14 +88,31 @@ class Gathered:
             distances={name: found for name, found in distances.items() if found is not None},
             audits={name: found.audit for name, found in audits.items() if found is not None},
             floors=self.floors,
-            growths={name: growth for name, growth in growths.items() if growth is not None},
-            responses={suite.name: self.reading(suite, candidate).responses for suite in traced},
             failures={
                 (suite.name, word): self.failing(suite, word, candidate, suite.samples)
                 for suite in self.plan.suites
                 for word in suite.failures
             },
+            answers={
+                suite.name: Answers(growth=growths.get(suite.name), responses=self.reading(suite, candidate).responses)
+                for suite in traced
+            },
+            horizons={name: found for name, found in horizons.items() if found is not None},
         )
+
+    def horizon(self, suite: SuitePlan, arm: str) -> Horizon | None:
+        """Step by step, `arm` beside the reference, read once; None where no attempt has steps."""
+        key = suite.name, arm
+        if key not in self._horizons:
+            of = self.samples[suite.name]
+            owed = Attempts(
+                planned=sorted(self.planned(arm, suite)),
+                cluster={name: sample.cluster for name, sample in of.items()},
+                score=_success(suite),
+            )
+            reference, candidate, again = (self.records[name, suite.name] for name in (REFERENCE, arm, AGAIN))
+            self._horizons[key] = horizon(owed, reference, candidate, again)
+        return self._horizons[key]
 
     def texts(self, suite: SuitePlan) -> Texts:
         """What the reference's traces say of their tokens; read once."""
@@ -234,6 +254,12 @@ class Gathered:
             for records in (self.against(arm, suite), self.records[arm, suite.name])
         )
         return {name: (ours[name], theirs[name]) for name in sorted(ours.keys() & theirs.keys())}
+
+
+def _success(suite: SuitePlan) -> str:
+    """The score that tells how an attempt ended: right or wrong, else a share; empty: none does."""
+    ranked = sorted(suite.metrics, key=lambda metric: metric.kind != "binary")
+    return next((metric.name for metric in ranked if metric.units == "points"), "")
 
 
 def _has_distance(suite: SuitePlan) -> bool:

@@ -13,6 +13,7 @@ from evalrig.analysis.growth import Growth
 from evalrig.analysis.kl import Audit
 from evalrig.analysis.kl_stream import StreamResult
 from evalrig.analysis.responses import Responses
+from evalrig.horizon import Horizon
 from evalrig.plan import GatePlan
 from evalrig.types import Check, CheckOutcome, Metric
 
@@ -52,6 +53,16 @@ class Distances:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What the reference's whole answers tell, beyond their tokens."""
+
+    growth: Growth | None
+    """How the distance changes along an answer; None: no answer is long enough."""
+    responses: Responses
+    """Whole responses that the reference drew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All that was measured about one candidate against the reference."""
 
@@ -64,10 +75,10 @@ class Evidence:
     """Suite -> what its lists lose of the KL; not there where nothing was audited or rows are broken."""
     floors: Mapping[str, Distances]
     """Suite -> reference against `reference_again`."""
-    growths: Mapping[str, Growth] = field(default_factory=dict[str, Growth])
-    """Suite -> how the distance changes along the answer."""
-    responses: Mapping[str, Responses] = field(default_factory=dict[str, Responses])
-    """Suite -> whole responses that the reference drew."""
+    answers: Mapping[str, Answers] = field(default_factory=dict[str, Answers])
+    """Suite -> growth along the answers, and the responses as wholes."""
+    horizons: Mapping[str, Horizon] = field(default_factory=dict[str, Horizon])
+    """Suite -> the steps of its attempts; not there where none has a step."""
     failures: Mapping[tuple[str, str], Pairs] = field(default_factory=dict[tuple[str, str], Pairs])
     """(suite, word) -> share of each sample's attempts that failed so; missing where its scores are missing."""
 
@@ -82,6 +93,11 @@ class Gate(ABC):
     def __init__(self, plan: GatePlan, options: Any) -> None:
         self.plan = plan
         self.options = options
+
+    @classmethod
+    def margin_of(cls, plan: GatePlan, options: Any) -> float:
+        """The margin that is registered: as written, or, for kinds that can, derived from `options` where 0 is written."""
+        return plan.margin
 
     @classmethod
     def accepts(cls, metric: Metric | None) -> bool:

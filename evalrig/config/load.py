@@ -192,7 +192,8 @@ def _faults_of_values(run: RunConfig) -> list[str]:
             ),
         ]
     for name, gate in run.gates.items():
-        finite = 0 < gate.margin < math.inf
+        derived = gate.margin == 0 and "task_margin" in gate.options
+        finite = derived or 0 < gate.margin < math.inf
         rules.append((finite, f"gates.{name}.margin is {gate.margin}; a margin is above 0, and finite"))
     return [text for holds, text in rules if not holds]
 

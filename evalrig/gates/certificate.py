@@ -51,9 +51,10 @@ class Certificate(Gate):
 
     def check(self, evidence: Evidence) -> Check:
         """See `Gate.check`."""
-        found = evidence.responses.get(self.plan.suite)
-        if found is None:
+        answers = evidence.answers.get(self.plan.suite)
+        if answers is None:
             return self.undecided("no response was scored in both arms")
+        found = answers.responses
         parts = _parts(found, self.options.part)
         if reason := _refusal(found, parts, PARTS[self.options.part]):
             return self.undecided(reason)

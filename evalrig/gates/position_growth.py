@@ -31,7 +31,8 @@ class PositionGrowth(Gate):
 
     def check(self, evidence: Evidence) -> Check:
         """See `Gate.check`."""
-        found = evidence.growths.get(self.plan.suite)
+        answers = evidence.answers.get(self.plan.suite)
+        found = answers.growth if answers else None
         if found is None:
             return self.undecided(
                 f"no answer holds two tokens beyond position {FIRST_POSITION:.0f}, where growth is looked for; raise the suite's `tokens`"

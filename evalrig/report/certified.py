@@ -17,9 +17,9 @@ def certificates(suite: str, arms: Mapping[str, Evidence], confidence: str) -> C
     rows: list[CertificateRow] = []
     notes: list[str] = []
     for name, arm in arms.items():
-        found = arm.responses.get(suite)
-        if found is None:
+        if suite not in arm.answers:
             continue
+        found = arm.answers[suite].responses
         notes += _notes(name, found, arm.alpha, confidence)
         if found.drawn.refusal() is None and found.whole.tokens.size:
             rows += _rows(name, found, arm.alpha)

@@ -6,6 +6,7 @@ from evalrig.analysis.paired import PairedTest, flags, noninferiority
 from evalrig.evidence import Gathered
 from evalrig.gate import Pairs
 from evalrig.plan import GatePlan, Plan, SuitePlan
+from evalrig.report.along import steps_view
 from evalrig.report.failing import failing
 from evalrig.report.sentences import OWN
 from evalrig.report.shown import Bar, DifferenceRow, Forest, MetricView, SuiteView
@@ -37,6 +38,7 @@ def _suite(gathered: Gathered, verdict: Verdict, suite: SuitePlan) -> SuiteView:
             _metric(gathered, verdict, suite, metric) for metric in suite.metrics if metric.kind != "distance"
         ),
         failures=failing(gathered, suite),
+        steps=steps_view(gathered, suite),
     )
 
 

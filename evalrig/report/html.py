@@ -30,6 +30,12 @@ def html(page: Page) -> str:
         style=Markup(style),
         policy=policy(style),
         forests=[[Markup(svg) for svg in row] for row in forests],
+        falls=[
+            [Markup(plots.survival(view, 10 * i + j)) for j, view in enumerate(suite.steps.survival)]
+            if suite.steps
+            else []
+            for i, suite in enumerate(page.suites)
+        ],
         positions=[Markup(plots.positions(view, number)) for number, view in enumerate(page.distances)],
     )
 

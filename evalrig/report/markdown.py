@@ -65,6 +65,7 @@ def _notes(page: Page, shown: tuple[Card, ...]) -> list[str]:
         for line in view.positions.growth
         if not line.startswith(f"{FLOOR}:")
     ]
+    notes += [f"Along the steps, {one.name}: {line}" for one in page.suites if one.steps for line in one.steps.lines]
     notes += [
         f"{group.rule[0].upper()}{group.rule[1:]}: {line.text}"
         for group in page.validity.groups

@@ -14,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from evalrig.report.shown import Bar, Curve, DistanceView, Forest
+from evalrig.report.shown_steps import Fall, SurvivalView
 from evalrig.report.words import short
 
 SVG = "http://www.w3.org/2000/svg"
@@ -134,7 +135,40 @@ def positions(view: DistanceView, number: int) -> str:
         return inline(_drawn(figure), prefix, title, view.positions.description)
 
 
-def _legend_columns(curves: Sequence[Curve]) -> int:
+def survival(view: SurvivalView, number: int) -> str:
+    """Share of attempts without an event, step by step; limits as thin lines of the same colour."""
+    prefix = f"survival{number}"
+    with _settings(prefix):
+        columns = _legend_columns(view.curves)
+        figure, axes = _figure(6.4, 3.4 + 0.22 * math.ceil(len(view.curves) / columns))
+        candidates = [curve.arm for curve in view.curves if curve.kind == "candidate"]
+        for curve in view.curves:
+            at = candidates.index(curve.arm) if curve.kind == "candidate" else -1
+            _fall(axes, curve, view.last, {"reference": INK, "noise": QUIET}.get(curve.kind, SERIES[at % len(SERIES)]))
+        figure.legend(loc="outside upper left", ncols=columns, handletextpad=0.5)
+        axes.set_xlim(0, view.last)
+        axes.set_ylim(0, 1.02)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("step")
+        axes.set_ylabel(view.axis)
+        return inline(_drawn(figure), prefix, view.title, view.description)
+
+
+def _fall(axes: Any, curve: Fall, last: int, colour: str) -> None:
+    """From 100 % at the start to the last step of any attempt."""
+    steps = [0, *curve.steps, last]
+    style: Any = {"where": "post", "color": colour}
+    for shares, more in (
+        (curve.shares, {"linewidth": 1.6, "label": _name(curve.arm)}),
+        (curve.lows, {"linewidth": 0.5}),
+        (curve.highs, {"linewidth": 0.5}),
+    ):
+        line = {**style, **more, "linestyle": (0, (4, 3)) if curve.kind == "noise" else "-"}
+        axes.step(steps, [1.0, *shares, shares[-1] if shares else 1.0], **line)
+
+
+def _legend_columns(curves: Sequence[Curve] | Sequence[Fall]) -> int:
     longest = max((len(_name(curve.arm)) for curve in curves), default=1)
     return max(1, min(len(curves), 72 // (longest + 8)))
 

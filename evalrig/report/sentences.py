@@ -10,6 +10,7 @@ MOST_REASONS = 4
 
 OWN: Mapping[str, Metric] = {
     "position_growth": Metric(name="growth", kind="distance", units="% per doubling", scale=100.0),
+    "step_hazard": Metric(name="step errors", kind="distance", units="points per step", scale=100.0),
     "certificate": Metric(name="certificate", kind="distance", units="points", scale=100.0),
     "failure_drift": Metric(name="failures", kind="binary", units="points", scale=100.0),
 }

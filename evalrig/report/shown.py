@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from evalrig.report.shown_maps import Certificates, Maps, Row, Table
+from evalrig.report.shown_steps import StepsView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +187,8 @@ class SuiteView:
     size: str
     metrics: tuple[MetricView, ...]
     failures: tuple[FailureView, ...]
+    steps: StepsView | None
+    """Along the steps of its attempts; None: they have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,45 @@ def test_equal_scores_that_fail_otherwise(golden, tmp_path, monkeypatch):
     golden("failing.view.json", encode(suite.failures))
 
 
+STEPPED = {
+    "suites": {
+        "walk": {"kind": "toys.stepped", "again": 0.5},
+        "free": {"kind": "toys.stepped", "options": {"free": True}},
+    },
+    "gates": {
+        "success": {"kind": "noninferior", "suite": "walk", "metric": "success", "margin": 0.2},
+        "steps": {"kind": "step_hazard", "suite": "walk", "margin": 0.05},
+        "derived": {
+            "kind": "step_hazard",
+            "suite": "free",
+            "metric": "success",
+            "margin": 0,
+            "gating": False,
+            "options": {"task_margin": 0.02},
+        },
+        "invalid": {
+            "kind": "step_hazard",
+            "suite": "walk",
+            "metric": "success",
+            "margin": 0.002,
+            "options": {"of": "invalid"},
+        },
+    },
+}
+"""Attempts with steps: one suite from given histories, one that goes its own way; one margin written as what a task may lose."""
+
+
+def test_what_the_report_shows_along_the_steps(golden, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    candidates = {"damaged": {"noise": 1.0, "seed": 3}, "quiet": {"noise": 0.02}}
+    one_lane = {"engines": 1, "concurrency": 1}
+    finished = carry_out(run_file(Path(), candidates, runner=one_lane, name="golden-stepped", **STEPPED))
+    assert finished.verdict.outcome == "NO-GO"
+    golden("stepped.verdict.json", (finished.folder.path / "verdict.json").read_bytes())
+    shown = page(RunFolder.open(finished.folder.path), finished.verdict)
+    golden("stepped.suites.json", encode({"cards": shown.cards, "suites": shown.suites}))
+
+
 def test_judging_again_gives_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     finished = carry_out(run_file(Path(), CASES["worse"]))

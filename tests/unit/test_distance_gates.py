@@ -10,10 +10,12 @@ from evalrig.analysis.growth import Growth, growth_against, position_growth
 from evalrig.analysis.monte_carlo import Drawn
 from evalrig.analysis.responses import Responses, Spoken, responses
 from evalrig.errors import UsageError
+from evalrig.gate import Answers
 from evalrig.gates.certificate import Certificate, CertificateOptions
 from evalrig.gates.position_growth import PositionGrowth, PositionGrowthOptions
 from evalrig.types import Check, CheckOutcome
 
+RAW = Drawn(temperature=1.0, truncated=False, raw=True)
 PASSED, FAILED, UNDECIDED = CheckOutcome.PASSED, CheckOutcome.FAILED, CheckOutcome.UNDECIDED
 
 
@@ -31,7 +33,7 @@ def growing(slope: float, prompts: int = 60, spread: float = 0.05) -> Growth:
 
 def judged(found: Growth | None, margin: float = 0.05) -> Check:
     gate = PositionGrowth(gate_plan("position_growth", "kl", margin), PositionGrowthOptions())
-    return gate.check(replace(evidence(), growths={"quiz": found} if found else {}))
+    return gate.check(replace(evidence(), answers={"quiz": Answers(growth=found, responses=responses([], RAW))}))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def spoken(shift: float, prompts: int = 200, tokens: int = 12, cut: bool = False
 
 def certified(found: Responses | None, margin: float = 0.05, part: str = "response") -> Check:
     gate = Certificate(gate_plan("certificate", "kl", margin), CertificateOptions(part=part))
-    return gate.check(replace(evidence(), responses={"quiz": found} if found else {}))
+    return gate.check(replace(evidence(), answers={"quiz": Answers(growth=None, responses=found)} if found else {}))
 
 
 @pytest.mark.parametrize(
