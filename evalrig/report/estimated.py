@@ -30,7 +30,7 @@ def estimates(suite: str, arms: Mapping[str, Evidence], confidence: str) -> Tabl
     rows = [
         _row(name, found, part, arm.alpha)
         for name, arm in arms.items()
-        if (found := arm.responses.get(suite)) is not None
+        if (found := arm.answers[suite].responses if suite in arm.answers else None) is not None
         for part in found.graded
     ]
     note = (
