@@ -36,6 +36,8 @@ NO_TOOL, NO_DETAIL = "CANNOT: tool", "CANNOT: detail"
 LACKS: Mapping[int, str] = {4: "missing_tool", 9: "missing_parameter"}
 """Of every ten errands, these cannot be done."""
 DISTRACTORS = 4
+LONGEST = 200
+"""Calls: beyond it, names that are never given twice could run out."""
 
 
 class Draw:
@@ -135,7 +137,7 @@ def move(tool: str, /, **arguments: Any) -> Move:
     return Move(name=tool, arguments=arguments)
 
 
-def record(optional: Sequence[str] = (), **properties: Schema) -> Schema:
+def record(optional: Sequence[str] = (), /, **properties: Schema) -> Schema:
     """JSON Schema of an object with these properties and no others."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
@@ -207,8 +209,8 @@ class Composed(World):
 
     def errands(self, horizon: int, count: int, seed: int) -> list[Errand]:
         """Errand i is the same for every `count`."""
-        if horizon < 1 or count < 0:
-            raise UsageError(f"world {self.name}: horizon {horizon}, count {count}; give at least 1 and 0")
+        if not 1 <= horizon <= LONGEST or count < 0:
+            raise UsageError(f"world {self.name}: horizon {horizon}, count {count}; give 1 to {LONGEST}, and 0 or more")
         return [self._errand(horizon, index, f"{self.name}-{horizon}-{seed}-{index:03d}") for index in range(count)]
 
     def call(self, state: State, move: Move) -> Any:
@@ -273,7 +275,8 @@ class Composed(World):
         last = [self.walk(state, part.moves)[-1] for part in script.parts]
         name = f"R-{draw.code(6)}"
         entries = [{"part": number, "receipt": last[number - 1]["receipt"]} for number in script.quoted]
-        text = f"File report `{name}` with the receipts of parts {', '.join(map(str, script.quoted))}."
+        parts = f"part{'s' * (len(script.quoted) > 1)} {', '.join(map(str, script.quoted))}"
+        text = f"File report `{name}` with the last receipt of {parts}."
         return text, Move(name=REPORT.name, arguments={"name": name, "entries": entries})
 
     def _offer(self, draw: Draw, needed: set[str], lost: Sequence[str]) -> tuple[Tool, ...]:

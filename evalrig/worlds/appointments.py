@@ -35,8 +35,7 @@ FOLDERS = ("archive", "later", "legal", "travel")
 ROLES = ("guest", "lead", "member")
 TOPICS = ("Audit", "Briefing", "Hiring", "Planning", "Review", "Training")
 FIRST = ("Ada", "Bela", "Carl", "Dora", "Egon", "Fay", "Gwen", "Hugo", "Ida", "Jana", "Kurt", "Lena")
-LAST = (("Maier", "Mayer"), ("Berg", "Borg"), ("Lind", "Lund"), ("Hansen", "Jansen"), ("Petri", "Petry"))
-LAST += (("Roth", "Rath"), ("Sandor", "Sander"), ("Weiss", "Weise"), ("Klein", "Kleun"), ("Faber", "Fabor"))
+LAST = ("Maier Mayer", "Berg Borg", "Lind Lund", "Petri Petry", "Roth Rath", "Weiss Weise", "Klein Kleun")
 
 
 def _mail(state: State, mail_id: str) -> dict[str, Any]:
@@ -213,7 +212,7 @@ def _new_event(draw: Draw, state: State, people: Sequence[str] = ()) -> str:
 
 
 def _new_day(draw: Draw) -> str:
-    return draw.fresh(lambda: str(FIRST_DAY + timedelta(days=draw.below(600))))
+    return draw.fresh(lambda: str(FIRST_DAY + timedelta(days=draw.below(3000))))
 
 
 def _address(draw: Draw) -> str:
@@ -222,9 +221,9 @@ def _address(draw: Draw) -> str:
 
 def _new_contact(draw: Draw, state: State) -> str:
     """A person beside one of almost the same name and address. Gives the name."""
-    both = draw.fresh(lambda: "|".join(f"{first} {last}" for first in [draw.pick(FIRST)] for last in draw.pick(LAST)))
-    name, twin = both.split("|")
-    state["contacts"][name] = address = f"{name.replace(' ', '.').lower()}{draw.code(4)}@example.org"
+    first = draw.fresh(lambda: f"{draw.pick(FIRST)} {draw.pick('ABCDEFGHIJKLMNOPRSTW')}.")
+    name, twin = (f"{first} {last}" for last in draw.pick(LAST).split())
+    state["contacts"][name] = address = f"{name.split()[-1].lower()}{draw.code(5)}@example.org"
     state["contacts"][twin] = draw.sibling(address)
     return name
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalrig.errors import UsageError
-from evalrig.plugins import find, kinds
+from evalrig.plugins import find, kinds, make
 from evalrig.types import Tool
 from evalrig.world import Errand, Move, State, ToolError, World
 
@@ -29,7 +29,7 @@ every_horizon = pytest.mark.parametrize("horizon", HORIZONS)
 
 
 def world_of(kind: str) -> World:
-    return find("worlds", kind, World, "test")()
+    return make(find("worlds", kind, World, "test"))
 
 
 @functools.cache
