@@ -88,3 +88,8 @@ class ErrandArena(Arena):
 def shown(value: Any) -> str:
     """What a call gave, as text for the model: words as they are, else JSON on one line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+
+
+def told(wrong: str) -> str:
+    """What comes back to the model in place of a result, so that it may recover."""
+    return json.dumps({"error": wrong}, ensure_ascii=False)

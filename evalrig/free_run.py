@@ -1,11 +1,10 @@
 """One attempt in an arena, freely: the model calls tools until it answers in words, or a limit ends it. Every end has a reason."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from evalrig.arena import Arena
+from evalrig.arena import Arena, told
 from evalrig.dialect import Dialect
 from evalrig.engine import Engine, Sampling
 from evalrig.errors import EngineError
@@ -116,11 +115,6 @@ class _Course:
 
     def _spent(self) -> bool:
         return 0 < self.limits.tokens < sum(turn.completion_tokens for turn in self.turns)
-
-
-def told(wrong: str) -> str:
-    """What comes back to the model in place of a result, so that it may recover."""
-    return json.dumps({"error": wrong}, ensure_ascii=False)
 
 
 async def ride(engine: Engine, arena: Arena, dialect: Dialect, sampling: Sampling, limits: Limits) -> Ride:
