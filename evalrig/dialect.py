@@ -30,9 +30,11 @@ _FENCE = re.compile(r"\A\s*```(?:json)?\s*\n(.*)\n\s*```\s*\Z", re.DOTALL)
 class Dialect:
     """One way to talk with one engine about tools. The choice is recorded."""
 
-    def __init__(self, protocol: Protocol, stream: bool = False) -> None:
+    def __init__(self, protocol: Protocol, stream: bool = False, thinking: bool = False) -> None:
+        """`thinking`: the chat template opens a thinking block, so that a text which never leaves it holds no act."""
         self.protocol: Protocol = protocol
         self.stream = stream
+        self.thinking = thinking
 
     async def ask(
         self, engine: Engine, messages: Sequence[Message], tools: Sequence[Tool], sampling: Sampling
@@ -47,7 +49,7 @@ class Dialect:
             found = said.message or Message(role="assistant", content=said.text)
         else:
             said = await self._spoken(engine, shown, sampling)
-            found = _read(said, tools)
+            found = _read(said, tools, self.thinking)
         calls = () if said.finish == "length" else _named(found.tool_calls, messages)
         return said, replace(found, tool_calls=calls)
 
@@ -170,11 +172,13 @@ def _one(call: ToolCall) -> str:
     return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments or "{}"}}}'
 
 
-def _read(said: Completion, tools: Sequence[Tool]) -> Message:
+def _read(said: Completion, tools: Sequence[Tool], thinking: bool = False) -> Message:
     """The calls in a text, thinking left aside: in tags, as ReAct's lines, or as bare JSON and nothing else."""
     own = said.message or Message(role="assistant", content=said.text)
     before, left, text = own.content.rpartition("</think>")
     reasoning = own.reasoning or before.removeprefix("<think>").strip() if left else own.reasoning
+    if thinking and not left and not own.reasoning:
+        text = ""
     for stop in STOPS:
         text = text.partition(stop)[0]
     text = text.partition("<think>")[0].strip()  # thinking that never ends is no act

@@ -59,15 +59,20 @@ def opening(world: World, errand: Errand) -> tuple[Message, ...]:
 
 
 async def follow(
-    engine: Engine, stages: Sequence[Stage], dialect: Dialect, sampling: Sampling
+    engine: Engine,
+    stages: Sequence[Stage],
+    dialect: Dialect,
+    sampling: Sampling,
+    chosen: Sequence[int] | None = None,
 ) -> tuple[tuple[Completion, ...], tuple[Step, ...]]:
-    """Every step by itself, each from the given history.
+    """Every step by itself, or the `chosen` ones, each from the given history.
 
     Calls that run ahead along the way, each as it is due, are no departure. A turn that a limit cut agrees with nothing.
     """
     turns: list[Completion] = []
     steps: list[Step] = []
-    for place, stage in enumerate(stages):
+    for place in range(len(stages)) if chosen is None else chosen:
+        stage = stages[place]
         said, message = await dialect.ask(engine, stage.messages, stage.tools, sampling)
         turns.append(said)
         steps.append(_step(said, message, stages[place:]))
