@@ -27,9 +27,9 @@ def choices(stages: Sequence[Stage], place: int, rng: random.Random) -> tuple[To
         return ()
     right = stage.due[0]
     found = [_text(right)]
-    ever_due = {_text(due) for each in stages for due in each.due}  # what is due later may be as good now
+    later = {_text(due) for each in stages[place:] for due in each.due}  # may be as good now
     for wrong in _wrong(stages, place, right, rng):
-        if _text(wrong) not in {*found, *ever_due}:
+        if _text(wrong) not in {*found, *later}:
             found.append(_text(wrong))
         if len(found) > COUNT:
             return tuple(ToolCall(id="", name=name, arguments=arguments) for name, arguments in found)

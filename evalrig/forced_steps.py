@@ -81,7 +81,7 @@ async def follow(
 
 def _step(said: Completion, message: Message, ahead: Sequence[Stage]) -> Step:
     stage, calls = ahead[0], message.tool_calls
-    step = compared(calls, message.content, stage.due, stage.tools)
+    step = compared(calls, message.content, stage.due, stage.tools, said.finish == "tool_calls")
     if said.finish == "length":
         return replace(step, error="truncated", named=False, stopped=False)
     if stage.due and len(calls) > len(stage.due):

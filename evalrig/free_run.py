@@ -66,7 +66,7 @@ class _Course:
             said, message = await self._ask(tools)
             if said is None:
                 return "truncated", ""
-            step = taken(message.tool_calls, message.content, tools)
+            step = taken(message.tool_calls, message.content, tools, said.finish == "tool_calls")
             if said.finish == "length" or self._spent():
                 self.steps.append(replace(step, error="truncated", stopped=False))
                 return "truncated", message.content

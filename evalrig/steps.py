@@ -103,20 +103,25 @@ def objects(text: str) -> Iterator[Any]:
 
 
 def compared(
-    calls: Sequence[ToolCall], text: str, due: Sequence[tuple[str, Mapping[str, Any]]], tools: Sequence[Tool]
+    calls: Sequence[ToolCall],
+    text: str,
+    due: Sequence[tuple[str, Mapping[str, Any]]],
+    tools: Sequence[Tool],
+    promised: bool = False,
 ) -> Step:
     """One teacher-forced step against what is due (empty: an answer in words). Parallel calls may come in any order."""
     wanted = [(name, plain(dict(arguments))) for name, arguments in due]
-    step = replace(taken(calls, text, tools), due=_text(wanted))
+    step = replace(taken(calls, text, tools, promised), due=_text(wanted))
     named = Counter(name for name, _ in wanted) == Counter(call.name for call in calls)
     return replace(step, named=named, error=step.error or _departure(calls, text, wanted, named))
 
 
-def taken(calls: Sequence[ToolCall], text: str, tools: Sequence[Tool]) -> Step:
-    """One free step: only what is wrong by itself shows."""
-    error = fault(calls, tools)
-    shown = "parser_lost" if not calls and lost(text, tools) else error
-    if not calls and not text.strip():
+def taken(calls: Sequence[ToolCall], text: str, tools: Sequence[Tool], promised: bool = False) -> Step:
+    """One free step: only what is wrong by itself shows. `promised`: the server says that it ended with calls."""
+    error = shown = fault(calls, tools)
+    if not calls and (promised or lost(text, tools)):
+        shown = "parser_lost"
+    elif not calls and not text.strip():
         shown = "gave_up"
     return Step(said=_said(calls), error=shown, valid=not error, stopped=not calls)
 
@@ -236,7 +241,7 @@ def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _number(text: str) -> int | float:
     value = Decimal(text)
-    if abs(value.adjusted()) > _LARGEST or len(text) > _LARGEST:
+    if value.adjusted() > _LARGEST or len(text) > _LARGEST:
         raise ValueError("no number that an argument could be")
     whole = value == value.to_integral_value() and value.adjusted() < 30
     return int(value) if whole else float(value)

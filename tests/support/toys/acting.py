@@ -70,7 +70,9 @@ class Actor(Toy):
             return Completion(text=message.content, finish="stop", message=message, **counts)
         arguments = json.dumps({"id": own})
         if native:
-            message = Message(role="assistant", content="", tool_calls=(ToolCall(id="call_0", name=name, arguments=arguments),))
+            message = Message(
+                role="assistant", content="", tool_calls=(ToolCall(id="call_0", name=name, arguments=arguments),)
+            )
             return Completion(text="", finish="tool_calls", message=message, **counts)
         text = f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
         return Completion(text=text, finish="stop", message=Message(role="assistant", content=text), **counts)
