@@ -133,11 +133,13 @@ def attempted(suite: Any, engine: Actor) -> Attempt:
 
 
 def worlds(**options: Any) -> ToolWorlds:
-    return ToolWorlds("tool_worlds", ToolWorldsOptions(**{**CHAIN, "per_horizon": 1, **options}))
+    chosen: dict[str, Any] = {**CHAIN, "per_horizon": 1, **options}
+    return ToolWorlds("tool_worlds", ToolWorldsOptions(**chosen))
 
 
 def forced(**options: Any) -> ToolSteps:
-    return ToolSteps("tool_steps", ToolStepsOptions(**{**CHAIN, "per_horizon": 1, **options}))
+    chosen: dict[str, Any] = {**CHAIN, "per_horizon": 1, **options}
+    return ToolSteps("tool_steps", ToolStepsOptions(**chosen))
 
 
 def test_a_conversation_that_outgrows_the_context_scores_nothing_and_stays_in_the_count() -> None:
