@@ -1,7 +1,9 @@
 """The suites of conversations with tools, through whole runs with a scripted model that slips at a known share of its steps."""
 
 import asyncio
+import importlib.util
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -246,3 +248,17 @@ def test_steps_where_words_are_due_count_for_the_trigger() -> None:
     found = attempted(forced(), actor())
     assert found.scores == {"agreement": 1.0, "schema_valid": 1.0, "trigger": 1.0, "errors": 0.0, "steps": 6.0}
     assert json.loads(found.trajectory.steps[-1].due) == []
+
+
+def test_many_attempts_in_flight_share_no_state() -> None:
+    """The benchmark in small: its world changes the arguments it is given and all else it can reach."""
+    path = Path(__file__).parents[2] / "benchmarks" / "arena.py"
+    spec = importlib.util.spec_from_file_location("arena_benchmark", path)
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark: Any = importlib.util.module_from_spec(spec)
+    sys.modules["arena_benchmark"] = benchmark
+    spec.loader.exec_module(benchmark)
+    engine, success, _ = benchmark.measured(attempts=200, slots=64, service=0.01, horizon=3)
+    assert success == [1.0] * 200
+    assert len(engine.calls) == 800
