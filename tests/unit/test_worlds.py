@@ -246,6 +246,8 @@ def test_one_more_change_than_asked_for_fails(kind: str) -> None:
                     extra = Move(
                         name=errand.way[place].name, arguments=changed(errand.way[place].arguments, path, word + "0")
                     )
+                    if not fits(errand.tools, extra):
+                        continue
                     state = ended(world, errand, (*errand.way, extra))
                     if not world.alike(state, world.goal(errand)):
                         tried += 1
