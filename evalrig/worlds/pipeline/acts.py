@@ -156,7 +156,7 @@ ACTS = (
     (
         "find_tickets",
         "List a service's tickets, if wanted only those with a label.",
-        record(service=TEXT, label=TEXT, optional=["label"]),
+        record(["label"], service=TEXT, label=TEXT),
         _find_tickets,
     ),
     ("get_ticket", "Read a ticket.", record(ticket=TEXT), _get_ticket),
