@@ -162,6 +162,7 @@ class Watched:
 
     def __init__(self, start: Start, limits: Limits, stack: contextlib.ExitStack) -> None:
         self.start, self.limits = start, limits
+        self.first = -1  # `_end` asks for it, however early something fails
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.process = self._popen()
         stack.callback(self._end)  # for what fails here; `run` ends it before anything is closed
@@ -178,7 +179,6 @@ class Watched:
         self.inlet, self.feed = inlet, memoryview(b"go\n" + start.stdin)
         self.began: float | None = None
         self.deadline = time.monotonic() + START_SECONDS
-        self.first = -1
         self.stack = stack
         self.ended: End | None = None
 

@@ -285,6 +285,18 @@ def test_a_sandbox_in_which_nothing_runs_is_no_score() -> None:
         asyncio.run(mark(Booth(Mute(False), 1), exam))
 
 
+def test_a_machine_that_is_too_busy_to_begin_an_exam_makes_no_score_also_later() -> None:
+    """It began once; what then ends before it began, by lack of time or memory, is still no fault of a program."""
+    exam = Exam(code="def f(): return 1", tests="assert f() == 1", entry_point="f")
+    with booth() as held:
+        assert asyncio.run(mark(held, exam)).passed
+        held.sandbox.run = lambda *_: Ran(ended="timeout", code=None, stdout=b"", stderr=b"", seconds=20)  # type: ignore[method-assign]
+        with pytest.raises(SandboxUnavailable, match="no exam can be held in it: ended by timeout, status None"):
+            asyncio.run(mark(held, exam))
+        with pytest.raises(SandboxUnavailable, match="no exam can be held in it"):
+            asyncio.run(proctor.outputs(held, "print(1)", [Case(stdin="")], "", 1.0))
+
+
 def test_a_program_that_ends_the_test_process_does_not_end_the_run() -> None:
     exam = Exam(code="import os\nos.kill(os.getppid(), 9)", tests="assert f() == 1", entry_point="f")
     with booth() as held:
