@@ -165,12 +165,12 @@ class Watched:
         self.first = -1  # `_end` asks for it, however early something fails
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.process = self._popen()
+        pipes = self.process.stdin, self.process.stdout, self.process.stderr
+        inlet, out, err = [stack.enter_context(pipe).fileno() for pipe in pipes if pipe is not None]
         stack.callback(self._end)  # for what fails here; `run` ends it before anything is closed
         exit_ = os.pidfd_open(self.process.pid)
         stack.callback(os.close, exit_)
         self.selector.register(exit_, selectors.EVENT_READ, self._exited)
-        pipes = self.process.stdin, self.process.stdout, self.process.stderr
-        inlet, out, err = [stack.enter_context(pipe).fileno() for pipe in pipes if pipe is not None]
         self.out, self.err = Stream(out, limits.output_bytes + 1), Stream(err, limits.output_bytes)  # 1: the gate's
         for fd in (inlet, out, err):
             os.set_blocking(fd, False)

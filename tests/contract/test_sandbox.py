@@ -681,6 +681,16 @@ def test_more_slots_than_uids_are_refused() -> None:
         Bwrap(False).run("print(1)", b"", Limits(), 1000)
 
 
+def test_a_scratch_folder_with_a_colon_opens_no_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/a:/b/work` would be read as `/a`, with all that is in it, and `/b/work`."""
+    other = tmp_path / "a"
+    (tmp_path / f"a:{tmp_path}").mkdir(parents=True)
+    other.mkdir(mode=0o777)
+    monkeypatch.setattr(tempfile, "tempdir", f"{other}:{tmp_path}")
+    with pytest.raises(SandboxUnavailable, match="has a colon; set TMPDIR"):
+        Landlock(False).run(f"open({str(other)!r} + '/x', 'w')", b"", Limits(), 0)
+
+
 def test_a_folder_that_a_program_makes_hard_to_delete_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
