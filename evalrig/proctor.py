@@ -156,12 +156,7 @@ async def _hold(
     wall = max(limits.wall_seconds, seconds) + START_SECONDS
     limits = replace(limits, wall_seconds=wall, cpu_seconds=cpu)
     ran = await booth.run(_program(f"{sheet['code']}"), len(head).to_bytes(8, "big") + head + given, limits)
-    meanings = {secret.encode(): word for word, secret in words.items()}
-    told: list[tuple[str, dict[str, str]]] = []
-    for line in ran.stdout.split(b"\n")[:-1]:  # the last has no end: it was cut, and counts for nothing
-        secret, _, found = line.partition(b" ")
-        if secret in meanings:
-            told.append((meanings[secret], _read(found)))
+    told = await asyncio.to_thread(_told, ran.stdout, {secret.encode(): word for word, secret in words.items()})
     for word, found in told:
         if word == "unshielded":
             raise SandboxUnavailable(f"sandbox {booth.label}: {found['detail']}; no program can be marked in it")
@@ -170,6 +165,16 @@ async def _hold(
         why = one_line(said[-1])[:300] if said else f"ended by {ran.ended}, status {ran.code}"
         raise SandboxUnavailable(f"sandbox {booth.label}: no exam can be held in it: {why}; run `evalrig doctor`")
     return ran, told
+
+
+def _told(printed: bytes, meanings: Mapping[bytes, str]) -> list[tuple[str, dict[str, str]]]:
+    """Up to 200 MB are seconds of work."""
+    told: list[tuple[str, dict[str, str]]] = []
+    for line in printed.split(b"\n")[:-1]:  # the last has no end: it was cut, and counts for nothing
+        secret, _, found = line.partition(b" ")
+        if secret in meanings:
+            told.append((meanings[secret], _read(found)))
+    return told
 
 
 def _read(told: bytes) -> dict[str, str]:
