@@ -29,13 +29,13 @@ check: setup
 	lint-imports --no-logo
 	pyright
 
-golden: setup fetch
+golden: setup fetch sandbox
 	python -m pytest tests/golden --update-golden
 
 lock: setup
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q -o constraints.txt
 
-bench: setup fetch
+bench: setup fetch sandbox
 	python benchmarks/refengine.py
 	python benchmarks/llama_cpp.py
 	python benchmarks/kl.py

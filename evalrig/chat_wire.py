@@ -208,6 +208,6 @@ def _unreadable(chat: Chat) -> bool:
         for call in message.tool_calls:
             try:
                 json.loads(call.arguments)
-            except ValueError:
+            except (ValueError, RecursionError):  # the model's: a number or a nesting may be past any limit
                 return True
     return False

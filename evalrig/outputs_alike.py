@@ -44,7 +44,10 @@ def same_value(given: object, wanted: object, tolerance: float) -> bool:
         return isinstance(given, Mapping) and _same_fields(
             cast("Mapping[Any, object]", given), cast("Mapping[Any, object]", wanted), tolerance
         )
-    return given == wanted
+    try:
+        return bool(given == wanted)
+    except ArithmeticError:  # a signalling NaN cannot even be compared
+        return False
 
 
 def _lines(text: str) -> list[str]:

@@ -17,10 +17,9 @@ from importlib.util import MAGIC_NUMBER
 from math import ceil
 from pathlib import Path
 from typing import Literal, cast
-from weakref import WeakSet
 
 from evalrig.errors import UsageError, one_line
-from evalrig.proctored.plain import decode, encode
+from evalrig.proctored.plain import Nonsense, decode, encode
 from evalrig.sandbox import Booth, Limits, Ran, SandboxUnavailable
 
 START_SECONDS = 10.0
@@ -36,9 +35,6 @@ _MODULES = ("plain", "channel", "shield", "program", "script", "candidate", "exa
 
 Failure = Literal["", "syntax_error", "wrong_answer", "timeout", "crash"]
 """Empty: passed. `crash`: the program raised, was killed or ran out of memory; `wrong_answer`: a test said no."""
-
-_PROVEN: WeakSet[Booth] = WeakSet()
-"""Where an exam has been held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +102,7 @@ async def mark(booth: Booth, exam: Exam) -> Mark:
             raise UsageError(f"tests of {exam.entry_point or 'a program'}: {found['detail']}; correct the tests")
         if word in ("passed", "failed"):
             return Mark(failure=cast(Failure, found["failure"]), detail=found["detail"], seconds=ran.seconds)
-    failure, detail = await _silent(booth, ran)
+    failure, detail = _silent(ran)
     return Mark(failure=failure, detail=detail, seconds=ran.seconds)
 
 
@@ -135,38 +131,50 @@ async def outputs(booth: Booth, code: str, cases: Sequence[Case], entry_point: s
         Output(failure=cast(Failure, text["failure"]), detail=text["detail"]) for word, text in told if word == "failed"
     ]
     if not ended and len(found) < len(cases):
-        failure, detail = await _silent(booth, ran)
+        failure, detail = _silent(ran)
         ended = [Output(failure=failure, detail=detail)]
     return [*found, *ended]
 
 
 def _output(text: str, entry_point: str) -> Output:
-    return Output(failure="", value=decode(text.encode())[1]) if entry_point else Output(failure="", text=text)
+    if not entry_point:
+        return Output(failure="", text=text)
+    try:  # the sandbox's Python could read it; ours may be stricter, on depth and on the length of numbers
+        return Output(failure="", value=decode(text.encode())[1])
+    except Nonsense:
+        return Output(failure="crash", detail="returned a value that cannot be read")
 
 
 async def _hold(
     booth: Booth, sheet: Mapping[str, object], given: bytes, limits: Limits
 ) -> tuple[Ran, list[tuple[str, dict[str, str]]]]:
     """Run what is on a sheet; what the test process told, in its order. Anything else that was printed is passed over."""
-    words = {word: secrets.token_hex(16) for word in ("passed", "failed", "gave", "fault", "unshielded")}
+    words = {word: secrets.token_hex(16) for word in ("began", "passed", "failed", "gave", "fault", "unshielded")}
     seconds = cast(float, sheet["seconds"])
     cpu = ceil(seconds) + CPU_SECONDS
     head = encode({**sheet, "words": words, "done": secrets.token_hex(16), "cpu_seconds": cpu})
     wall = max(limits.wall_seconds, seconds) + START_SECONDS
     limits = replace(limits, wall_seconds=wall, cpu_seconds=cpu)
     ran = await booth.run(_program(f"{sheet['code']}"), len(head).to_bytes(8, "big") + head + given, limits)
-    meanings = {secret.encode(): word for word, secret in words.items()}
-    told: list[tuple[str, dict[str, str]]] = []
-    for line in ran.stdout.split(b"\n"):
-        secret, _, found = line.partition(b" ")
-        if secret in meanings:
-            told.append((meanings[secret], _read(found)))
+    told = await asyncio.to_thread(_told, ran.stdout, {secret.encode(): word for word, secret in words.items()})
     for word, found in told:
         if word == "unshielded":
             raise SandboxUnavailable(f"sandbox {booth.label}: {found['detail']}; no program can be marked in it")
-    if told:
-        _PROVEN.add(booth)
+    if not told:  # not even that it began
+        said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+        why = one_line(said[-1])[:300] if said else f"ended by {ran.ended}, status {ran.code}"
+        raise SandboxUnavailable(f"sandbox {booth.label}: no exam can be held in it: {why}; run `evalrig doctor`")
     return ran, told
+
+
+def _told(printed: bytes, meanings: Mapping[bytes, str]) -> list[tuple[str, dict[str, str]]]:
+    """Up to 200 MB are seconds of work."""
+    told: list[tuple[str, dict[str, str]]] = []
+    for line in printed.split(b"\n")[:-1]:  # the last has no end: it was cut, and counts for nothing
+        secret, _, found = line.partition(b" ")
+        if secret in meanings:
+            told.append((meanings[secret], _read(found)))
+    return told
 
 
 def _read(told: bytes) -> dict[str, str]:
@@ -174,19 +182,8 @@ def _read(told: bytes) -> dict[str, str]:
     return found | {"detail": one_line(found.get("detail", ""))}
 
 
-async def _silent(booth: Booth, ran: Ran) -> tuple[Failure, str]:
-    """What it means that the test process told nothing: that the program ended it, if exams can be held here at all.
-
-    Raises:
-        SandboxUnavailable: they cannot.
-    """
-    if booth not in _PROVEN:
-        sheet = asdict(Exam(code="def f(): return 1", tests="assert f() == 1", entry_point="f"))
-        proof, told = await _hold(booth, sheet | {"seconds": START_SECONDS, "sizes": []}, b"", Limits())
-        if [word for word, _ in told] != ["passed"]:
-            said = proof.stderr.decode("utf-8", "replace").strip().splitlines()
-            why = one_line(said[-1]) if said else f"ended by {proof.ended}, status {proof.code}"
-            raise SandboxUnavailable(f"sandbox {booth.label}: no exam can be held in it: {why}; run `evalrig doctor`")
+def _silent(ran: Ran) -> tuple[Failure, str]:
+    """What it means that the test process began and told no end: that the program ended it."""
     if ran.ended == "timeout":
         return "timeout", "not done in time"
     return "crash", "printed too much" if ran.ended == "output" else "ended the test process"
@@ -198,7 +195,7 @@ _PRELOADED = ("collections", "dataclasses", "functools", "heapq", "math", "re", 
 
 def _program(code: str) -> str:
     """What runs in the sandbox."""
-    mentioned = {found[1] for found in re.finditer(r"^\s*(?:from|import)\s+(\w+)", code, re.MULTILINE)}
+    mentioned = {found[1] for found in re.finditer(r"^[ \t]*(?:from|import)[ \t]+(\w+)", code, re.MULTILINE)}
     return "".join(f"import {name}\n" for name in _PRELOADED if name in mentioned) + _proctored()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import secrets
 import tempfile
 from abc import ABC, abstractmethod
@@ -14,6 +15,8 @@ from evalrig.errors import RunError, UsageError
 
 SLOTS: Final = 1000
 """Runs side by side, at most: each has a uid of its own where evalrig runs as root."""
+DESCRIPTORS: Final = 16
+"""Of our own process for each run, at most."""
 STANDARD = "asyncio, collections, ctypes, decimal, hashlib, heapq, itertools, json, math, re, statistics, string, typing, unittest"
 """Parts of the standard library without which a Python is not whole."""
 
@@ -126,11 +129,12 @@ class Booth:
 
     def __init__(self, sandbox: Sandbox, at_once: int = 0, python: str = "") -> None:
         self.sandbox = sandbox
-        self.at_once = min(at_once or 2 * (os.cpu_count() or 1), SLOTS)
+        self.at_once = min(at_once or _affordable(), SLOTS)
         self.python = python
         self._slots: list[int] = list(range(self.at_once))
         # a sandbox dies with the thread that started it: these live as long as the booth
         self._threads = ThreadPoolExecutor(self.at_once, thread_name_prefix="sandbox")
+        self._closed = False
 
     @property
     def label(self) -> str:
@@ -144,12 +148,15 @@ class Booth:
         Raises:
             RunError: the sandbox was lost while the run goes on, or the booth is closed.
         """
+        if self._closed:
+            raise RunError("sandbox: closed; no program can be run any more")
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._run, program, stdin, limits or Limits()
         )
 
     def close(self) -> None:
         """End all programs; nothing runs here afterwards."""
+        self._closed = True
         self.sandbox.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -159,5 +166,15 @@ class Booth:
             return self.sandbox.run(program, stdin, limits, slot)
         except SandboxUnavailable as error:  # it was proved before the run: what fails now is the machine
             raise RunError(str(error)) from error
+        except OSError as error:  # no descriptor, no memory, a full disk: ours, and nothing of the program
+            why = f"{error.strerror or error}; free it, then `evalrig resume`"
+            raise RunError(f"sandbox: {self.sandbox.kind} cannot run a program: {why}") from error
         finally:
             self._slots.append(slot)
+
+
+def _affordable() -> int:
+    """Two runs a core that we may use, as far as half of our descriptors reach: engines and files need the others."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2 * cores if most == resource.RLIM_INFINITY else max(1, min(2 * cores, most // 2 // DESCRIPTORS))

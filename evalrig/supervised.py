@@ -162,14 +162,15 @@ class Watched:
 
     def __init__(self, start: Start, limits: Limits, stack: contextlib.ExitStack) -> None:
         self.start, self.limits = start, limits
+        self.first = -1  # `_end` asks for it, however early something fails
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.process = self._popen()
+        pipes = self.process.stdin, self.process.stdout, self.process.stderr
+        inlet, out, err = [stack.enter_context(pipe).fileno() for pipe in pipes if pipe is not None]
         stack.callback(self._end)  # for what fails here; `run` ends it before anything is closed
         exit_ = os.pidfd_open(self.process.pid)
         stack.callback(os.close, exit_)
         self.selector.register(exit_, selectors.EVENT_READ, self._exited)
-        pipes = self.process.stdin, self.process.stdout, self.process.stderr
-        inlet, out, err = [stack.enter_context(pipe).fileno() for pipe in pipes if pipe is not None]
         self.out, self.err = Stream(out, limits.output_bytes + 1), Stream(err, limits.output_bytes)  # 1: the gate's
         for fd in (inlet, out, err):
             os.set_blocking(fd, False)
@@ -178,7 +179,6 @@ class Watched:
         self.inlet, self.feed = inlet, memoryview(b"go\n" + start.stdin)
         self.began: float | None = None
         self.deadline = time.monotonic() + START_SECONDS
-        self.first = -1
         self.stack = stack
         self.ended: End | None = None
 

@@ -113,11 +113,13 @@ def _check(returned: bytes, asked: Asked) -> None:
     if not returned:
         asked.end("crash", "ended before it returned")
     try:
-        told, value = decode(returned)
-    except (Nonsense, TypeError, ValueError):
+        answer = decode(returned)
+    except Nonsense:
         asked.end("crash", "answered with nonsense")
-    if told == "odd":
-        asked.end("crash", str(value)[:500])
+    if type(answer) is not list or len(answer) != 2 or answer[0] not in ("gave", "odd"):
+        asked.end("crash", "answered with nonsense")
+    if answer[0] == "odd":
+        asked.end("crash", answer[1][:500] if type(answer[1]) is str else "answered with nonsense")
 
 
 def _last_words(errors: int) -> str:

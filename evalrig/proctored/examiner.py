@@ -233,7 +233,9 @@ def _run(script: Any, names: dict[str, Any], asked: Asked, tests: str) -> None:
 
 
 def _blame(error: BaseException, asked: Asked, tests: str) -> NoReturn:
-    """Whose fault an error is that no test caught."""
+    """Whose fault an error is that no test caught. Before the first call nothing of the program has reached the tests."""
+    if not asked.calls:
+        raise Fault(described(error))
     raised = asked.raised[0] if asked.raised else None
     chain, link = [error], error
     while (link := link.__cause__ or link.__context__) and link not in chain:
@@ -242,6 +244,14 @@ def _blame(error: BaseException, asked: Asked, tests: str) -> NoReturn:
         asked.end("crash", asked.raised[1])
     if isinstance(error, AssertionError):
         asked.end("wrong_answer", failing(error, tests, asked.last))
-    if not asked.calls or isinstance(error, (NameError, SyntaxError, ImportError, SystemExit)):
+    if isinstance(error, (NameError, ImportError, SystemExit)) and not _evaluated(error):
         raise Fault(described(error))
     asked.end("wrong_answer", failing(error, tests, asked.last))
+
+
+def _evaluated(error: BaseException) -> bool:
+    """It came from a text that the tests evaluated, which the program may have returned."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    return bool(trace) and trace.tb_frame.f_code.co_filename == "<string>"

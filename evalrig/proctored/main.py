@@ -59,6 +59,7 @@ def _preside(files: Files, asked: Asked, unshielded: str) -> None:
             raise Unshielded(unshielded)
         empty_input()
         asked.cpu_seconds = sheet["cpu_seconds"]
+        tell("began")  # nothing of the program was read yet: without this word it is not to blame
         failure, detail = _held(sheet, cases, asked, files, lambda gave: tell("gave", text=gave))
         asked.clock(0)
         end_children()

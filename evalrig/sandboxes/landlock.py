@@ -39,6 +39,8 @@ class Landlock(Sandbox):
         python = self.python.path
         with contextlib.ExitStack() as stack:
             folder = scratch(stack, program, user)
+            if ":" in str(folder):  # it would be read as two, and the first opened for writing
+                raise SandboxUnavailable(f"sandbox: the folder {folder} has a colon; set TMPDIR to one without")
             calls = sealed(stack, self.filter)
             work, main = str(folder / "work"), str(folder / "main.py")
             reading = ":".join(filter(None, (*READABLE, self.python.prefix, main)))

@@ -155,7 +155,8 @@ class CodeLiveCodeBench(CodeSuite):
         for batch in batches(tests.tests, seconds):
             found = await self._outputs(code, tests.function, batch, seconds)
             for number, (test, output) in enumerate(zip(batch, found, strict=False), at + 1):
-                failure = output.failure or ("" if self._alike(output, test) else "wrong_answer")
+                alike = not output.failure and await asyncio.to_thread(self._alike, output, test)  # may be megabytes
+                failure = output.failure or ("" if alike else "wrong_answer")
                 if failure:
                     detail = _detail(number, tests, test, output)
                     return Mark(failure=failure, detail=detail, seconds=time.monotonic() - began)

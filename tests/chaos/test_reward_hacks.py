@@ -1,13 +1,18 @@
 # ruff: noqa: E501  programs, each on one line
 """Programs that want to be marked as good without being good. Each is marked as failed."""
 
+import asyncio
 import textwrap
+import time
 
 import pytest
 from toys.booth import examined, given
 
 from evalrig import proctor
+from evalrig.outputs_alike import same_value
 from evalrig.proctor import Case
+from evalrig.proctored.plain import decode
+from evalrig.sandbox import Booth, Limits, Ran, Sandbox
 
 SECRET = 7919
 TESTS = f"def check(candidate):\n    assert candidate(3) == {SECRET}\n"
@@ -404,3 +409,70 @@ print(text)
 """
     found = given(code, [Case(stdin="first"), Case(stdin="second")])
     assert [output.text for output in found][1:] == ["second\n"]
+
+
+REPLIES = {
+    "a set": b'{"s":["a","b"]}',
+    "a dict": b'{"d":[["a",1],["b",2]]}',
+    "an iterator": b'{"n":["gave",1]}',
+    "a text": b'"ab"',
+    "three": b'["gave",1,2]',
+    "no word": b"[[],1]",
+    "an odd number": b'[{"Decimal":"sNaN"},1]',
+    "odd, with no text": b'["odd",{"d":[]}]',
+    "too deep": b'["gave",' + b"[" * 5000 + b"]" * 5000 + b"]",
+    "a number too long": b'["gave",' + b"1" * 10_000 + b"]",
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_value_that_the_program_wrote_itself_does_not_end_the_run(name: str) -> None:
+    """The file of a case's value is open in the program's process."""
+    code = f"import os\nos.write(3, {REPLIES[name]!r})\nos._exit(0)"
+    [found] = given(code, [Case(arguments=(1,))], "f")
+    assert (found.failure, found.detail) == ("crash", "answered with nonsense")
+
+
+def test_a_value_that_only_the_sandboxs_python_can_read_is_a_crash_of_the_program() -> None:
+    """Another version may allow more depth, or longer numbers."""
+    found = proctor._output('["gave",' + "1" * 10_000 + "]", "f")
+    assert (found.failure, found.value) == ("crash", None)
+
+
+def test_a_signalling_nan_equals_nothing_and_ends_nothing() -> None:
+    code = "from decimal import Decimal\ndef f(x): return Decimal('sNaN')"
+    [found] = given(code, [Case(arguments=(1,))], "f")
+    assert found.failure == ""
+    for wanted in (1, "NaN", None, [1], {"a": 1}, 1.0):
+        assert not same_value(found.value, wanted, 1e-6)
+    assert examined(code, "assert f(1) == 1").failure == "wrong_answer"
+
+
+class Cut(Sandbox):
+    """A sandbox in which the test process was killed in the middle of a word."""
+
+    kind = "cut"
+    version = "1"
+
+    def __init__(self, unsandboxed: bool) -> None:
+        self.at = 0
+
+    def run(self, program: str, stdin: bytes, limits: Limits, slot: int) -> Ran:
+        words = decode(stdin[8 : 8 + int.from_bytes(stdin[:8], "big")])["words"]
+        whole = "".join(
+            f"\n{words[word]} {rest}\n" for word, rest in (("began", '{"d":[]}'), ("gave", '{"d":[["text","1"]]}'))
+        )
+        self.at = self.at or len(whole) - 5
+        return Ran(ended="exit", code=-9, stdout=whole[: self.at].encode(), stderr=b"", seconds=1.0)
+
+
+def test_a_test_process_that_is_killed_in_the_middle_of_a_word_does_not_end_the_run() -> None:
+    found = asyncio.run(proctor.outputs(Booth(Cut(False), 1), "", [Case(stdin="1")], "", 1.0))
+    assert [(one.failure, one.text) for one in found] == [("crash", "")]
+
+
+def test_blank_lines_do_not_hold_everybody_up() -> None:
+    """A quadratic search through 100,000 of them took minutes, and the engines' answers waited."""
+    began = time.process_time()
+    proctor._program("import os\n" + "\n" * 100_000 + "def f(): pass")
+    assert time.process_time() - began < 2

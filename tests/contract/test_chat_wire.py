@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from toys.chats import DIALECTS, Recordings, answer, events, question, recorded, serving, stream
 
+from evalrig import chat_wire
 from evalrig.chat_wire import OPENAI, Client, Dialect
 from evalrig.engine import Chat, Penalties, Sampling
 from evalrig.errors import EngineError
@@ -360,6 +361,13 @@ def test_the_model_is_looked_up_because_servers_answer_to_any_name(server: Recor
     assert recorded(server.kind, "6-bad-model")["status"] == (404 if server.kind == "vllm" else 200)
     assert refusal(ask, server, HELLO, model="nope") == "it does not serve 'nope'; name one of /v1/models"
     assert server.chats == []
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "9" * 10_000])
+def test_arguments_that_are_nested_or_long_past_any_limit_end_no_run(arguments: str) -> None:
+    call = ToolCall(id="1", name="f", arguments=arguments)
+    chat = Chat(messages=(Message(role="assistant", content="", tool_calls=(call,)),))
+    assert chat_wire._unreadable(chat)
 
 
 def test_arguments_go_back_as_the_model_wrote_them(server: Recordings) -> None:

@@ -142,6 +142,15 @@ def lines(outside: Outside, own: str) -> dict[str, tuple[str, str, str]]:
         "clone NEWUSER": (f"call(libc.syscall({56 if X86 else 220}, 0x10000011, 0, 0, 0, 0))", eperm, eperm),
         "clone3": ("call(libc.syscall(435, None, 0))", "ENOSYS", "ENOSYS"),
         "mount": ("call(libc.mount(b'none', b'/work', b'tmpfs', 0, None))", eperm, eperm),
+        # System V and POSIX objects in the kernel's memory: bwrap has a space of its own for them
+        "look through shared memory": ("call(libc.shmctl(0, 13, ctypes.create_string_buffer(256)))", "EINVAL", eperm),
+        "attach shared memory": ("libc.shmat(1, None, 0) in (-1, 0xFFFFFFFF) and call(-1)", "EINVAL|EIDRM", eperm),
+        "make a message queue": (
+            f"call(libc.syscall({240 if X86 else 180}, b'{TAG}', 0o102, 0o600, None)) > 0",
+            "DONE True",
+            eperm,
+        ),
+        "remove a message queue": (f"call(libc.syscall({241 if X86 else 181}, b'none'))", enoent, eperm),
         "umount": ("call(libc.umount2(b'/proc/1', 0))", eperm, eperm),
         "chroot": ("call(libc.chroot(b'/'))", eperm, eperm),
         "raise a limit": ("__import__('resource').setrlimit(7, (4096, 4096))", "ValueError|EPERM", "ValueError|EPERM"),
@@ -567,6 +576,69 @@ def test_a_booth_that_is_closed_ends_what_runs_at_once() -> None:
     assert asyncio.run(closed()) < 5
 
 
+def test_a_booth_that_is_closed_says_so() -> None:
+    import asyncio
+
+    booth = Booth(Bwrap(False), 1)
+    booth.close()
+    with pytest.raises(RunError, match="closed"):
+        asyncio.run(booth.run("print(1)"))
+
+
+def test_a_lack_of_descriptors_is_the_runs_error_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a traceback, not a mark of the model, and a program that was started already is ended."""
+    import asyncio
+
+    from evalrig import supervised
+
+    started: list[int] = []
+    opened = os.pidfd_open
+
+    def lacking(pid: int, flags: int = 0) -> int:
+        started.append(pid)
+        raise OSError(24, "Too many open files")
+
+    booth = Booth(Bwrap(False), 1)
+    monkeypatch.setattr(supervised.os, "pidfd_open", lacking)
+    with pytest.raises(RunError, match="bwrap cannot run a program: Too many open files; free it"):
+        asyncio.run(booth.run("print(1)"))
+    monkeypatch.setattr(supervised.os, "pidfd_open", opened)
+    assert len(started) == 1
+    assert not Path(f"/proc/{started[0]}").exists()
+    assert asyncio.run(booth.run("print(1)")).stdout == b"1\n"  # its slot was given back
+    booth.close()
+
+
+def test_a_machine_of_many_cores_does_not_run_out_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """192 cores and the usual 1,024 descriptors: 384 runs at once would need several times as many."""
+    import resource
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(192)))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    assert Booth(Bwrap(False)).at_once == 32
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(2)))
+    assert Booth(Bwrap(False)).at_once == 4
+
+
+def test_no_run_needs_more_descriptors_than_it_is_reckoned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalrig import supervised
+    from evalrig.sandbox import DESCRIPTORS
+
+    most: list[int] = []
+    fed = supervised.Watched._feed
+
+    def counted(self: supervised.Watched) -> None:
+        most.append(len(list(Path("/proc/self/fd").iterdir())))
+        fed(self)
+
+    monkeypatch.setattr(supervised.Watched, "_feed", counted)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for kind in (Bwrap, Landlock):
+        kind(False).run("print(1)", b"", Limits(), 0)
+    assert most
+    assert max(most) - before <= DESCRIPTORS
+
+
 def test_no_descriptor_and_no_zombie_is_left_by_many_runs() -> None:
     sandbox = Bwrap(False)
     probe(sandbox)
@@ -607,6 +679,16 @@ def test_more_slots_than_uids_are_refused() -> None:
     assert Booth(Bwrap(False), 10_000).at_once == 1000
     with pytest.raises(ValueError, match="0 to 999"):
         Bwrap(False).run("print(1)", b"", Limits(), 1000)
+
+
+def test_a_scratch_folder_with_a_colon_opens_no_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/a:/b/work` would be read as `/a`, with all that is in it, and `/b/work`."""
+    other = tmp_path / "a"
+    (tmp_path / f"a:{tmp_path}").mkdir(parents=True)
+    other.mkdir(mode=0o777)
+    monkeypatch.setattr(tempfile, "tempdir", f"{other}:{tmp_path}")
+    with pytest.raises(SandboxUnavailable, match="has a colon; set TMPDIR"):
+        Landlock(False).run(f"open({str(other)!r} + '/x', 'w')", b"", Limits(), 0)
 
 
 def test_a_folder_that_a_program_makes_hard_to_delete_is_deleted(

@@ -194,6 +194,8 @@ def test_a_terminal_does_not_obey_a_detail() -> None:
         ("f(1)", "import nothing_like_it", "ModuleNotFoundError"),
         ("assert f(print) == 1", "", "the tests pass a builtin_function_or_method object to 'f'"),
         ("pass", "", "the tests never call 'f'"),
+        ("assert 1 == 2\nassert f(1) == 1", "", "AssertionError"),
+        ("f(1)\nimport nothing_like_it", "", "ModuleNotFoundError"),
         ("def check(candidate):\n    pass", "", "the tests never call 'f'"),
     ],
 )
@@ -201,6 +203,13 @@ def test_wrong_tests_are_no_fault_of_the_program(tests: str, setup: str, words: 
     with pytest.raises(UsageError, match="correct the tests") as caught:
         examined("def f(x): return x", tests, setup=setup)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("said", ["1 +", "unknown", "__import__('nothing_like_it')", "__import__('sys').exit()"])
+def test_a_text_that_the_tests_cannot_evaluate_is_the_programs_fault(said: str) -> None:
+    """Else a wrong answer would be none at all, and missing from the score."""
+    found = examined(f"def f(x): return {said!r}", "assert eval(f(1)) == 1")
+    assert found.failure == "wrong_answer", found
 
 
 READERS = {
@@ -283,6 +292,18 @@ def test_a_sandbox_in_which_nothing_runs_is_no_score() -> None:
     exam = Exam(code="def f(): return 1", tests="assert f() == 1", entry_point="f")
     with pytest.raises(SandboxUnavailable, match="mute 1: no exam can be held in it: no interpreter"):
         asyncio.run(mark(Booth(Mute(False), 1), exam))
+
+
+def test_a_machine_that_is_too_busy_to_begin_an_exam_makes_no_score_also_later() -> None:
+    """It began once; what then ends before it began, by lack of time or memory, is still no fault of a program."""
+    exam = Exam(code="def f(): return 1", tests="assert f() == 1", entry_point="f")
+    with booth() as held:
+        assert asyncio.run(mark(held, exam)).passed
+        held.sandbox.run = lambda *_: Ran(ended="timeout", code=None, stdout=b"", stderr=b"", seconds=20)  # type: ignore[method-assign]
+        with pytest.raises(SandboxUnavailable, match="no exam can be held in it: ended by timeout, status None"):
+            asyncio.run(mark(held, exam))
+        with pytest.raises(SandboxUnavailable, match="no exam can be held in it"):
+            asyncio.run(proctor.outputs(held, "print(1)", [Case(stdin="")], "", 1.0))
 
 
 def test_a_program_that_ends_the_test_process_does_not_end_the_run() -> None:
