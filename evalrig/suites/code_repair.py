@@ -113,7 +113,7 @@ class CodeRepair(ProblemSuite):
                     raise  # one turn without an answer, and nothing is known of the attempt
                 return self._without_room(turns, prompt, str(error))
             turns, prompt = (*turns, said), prompt or digest  # later prompts hold the model's own words
-            code, mark = await self.tried(said, broken.key)
+            code, mark = await self.examined(said, broken.key)
             attempt = self.graded(turns, code, mark, prompt)
             failure = attempt.trajectory.failure
             if attempt.state is not State.SCORED or not failure or len(turns) == self.options.turns:
