@@ -1,6 +1,6 @@
 """What the coding suites share: how a problem is asked, how often, and how an answer becomes an attempt."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
@@ -101,6 +101,19 @@ class CodeSuite(Suite):
     def _out(self, text: str) -> bool:
         """Has the thinking ended, if there was any?"""
         return not self.code_options.thinking or "</think>" in text
+
+    async def tried(
+        self, said: Completion, entry_point: str, stub: str, run: Callable[[str], Awaitable[Mark | str]]
+    ) -> tuple[str | None, Mark | str | None]:
+        """The program in an answer, and what `run` says of it. Of a cut answer: what passes is solved, for the limit took nothing
+        that counts; of all else there is no program."""
+        code = self.found(said, entry_point, stub)
+        cut = code is None and said.finish == "length"
+        code = self.guess(said, entry_point, stub) if cut else code
+        mark = None if code is None else await run(code)
+        if cut and isinstance(mark, Mark) and not mark.passed:
+            return None, None
+        return code, mark
 
     async def marked(self, exam: Exam) -> Mark | str:
         """The exam of a program, with the standard imports before it; a text: why it could not be held."""

@@ -120,10 +120,15 @@ def with_imports(code: str) -> str:
     tree = parsed(code)
     if not (needed := sorted(missing(tree) & STANDARD.keys()) if tree else []):
         return code
+    return headed(code, "; ".join(STANDARD[name] for name in needed))
+
+
+def headed(code: str, head: str) -> str:
+    """A program with lines before it; its `from __future__` lines stay first, as they must."""
     lines = code.split("\n")
-    future = [line for line in lines if line.startswith("from __future__ import ")]  # must stay first
+    future = [line for line in lines if line.startswith("from __future__ import ")]
     rest = [line for line in lines if not line.startswith("from __future__ import ")]
-    return "\n".join([*future, "; ".join(STANDARD[name] for name in needed), *rest])
+    return "\n".join([*future, head, *rest])
 
 
 def beside(stub: str, entry_point: str) -> str:

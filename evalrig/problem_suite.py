@@ -18,19 +18,12 @@ class ProblemSuite(CodeSuite):
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Ask once, find the program, run its tests."""
         said, prompt = await self.ask(engine, sample, epoch)
-        code, mark = await self.tried(said, key_of(sample))
+        code, mark = await self.examined(said, key_of(sample))
         return self.graded((said,), code, mark, prompt)
 
-    async def tried(self, said: Completion, key: Key) -> tuple[str | None, Mark | str | None]:
-        """The program in an answer, and its mark. Of a cut answer: what passes is solved, for the limit took nothing that counts;
-        of all else there is no program."""
-        code = self.found(said, key.entry_point, key.stub)
-        cut = code is None and said.finish == "length"
-        code = self.guess(said, key.entry_point, key.stub) if cut else code
-        mark = None if code is None else await self.marked(self._exam(key, code))
-        if cut and isinstance(mark, Mark) and not mark.passed:
-            return None, None
-        return code, mark
+    async def examined(self, said: Completion, key: Key) -> tuple[str | None, Mark | str | None]:
+        """See `tried`, with the tests of a problem."""
+        return await self.tried(said, key.entry_point, key.stub, lambda code: self.marked(self._exam(key, code)))
 
     def _exam(self, key: Key, code: str) -> Exam:
         return Exam(

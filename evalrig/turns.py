@@ -1,7 +1,7 @@
 """Token ids of conversations with tools: what the chat template makes of tools and calls, and of a turn that is finished.
 
-A template that has no place for tools or calls leaves them out without a word. So both are looked for: the tokens with
-them must be others than those without.
+A template that has no place for tools, calls or results leaves them out without a word. So all three are looked for: the
+tokens with them must be others than those without, or with another result (some templates refuse a call that has none).
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ TOOLS_UNSHOWN = (
     "the engine's chat template shows no tools: they would be dropped; leave the sample out or serve a model with"
 )
 CALLS_UNSHOWN = "the engine's chat template shows no tool calls: they would be dropped; leave the sample out"
+RESULTS_UNSHOWN = "the engine's chat template shows no tool results: they would be dropped; leave the sample out"
 REWRITTEN = "the engine's chat template writes what stands before the last turn otherwise once that turn is there"
 EMPTY = "the engine's chat template writes nothing for the last turn"
 
@@ -58,8 +59,21 @@ async def _unshown(engine: Engine, messages: Sequence[Message], tools: Sequence[
     whole = await engine.tokenize(messages, tools, answer=False)
     if tools and await engine.tokenize(messages, answer=False) == whole:
         return TOOLS_UNSHOWN
-    for at, message in enumerate(messages):
-        if message.tool_calls:
-            without = [*messages[:at], replace(message, tool_calls=()), *messages[at + 1 :]]
-            return CALLS_UNSHOWN if await engine.tokenize(without, tools, answer=False) == whole else ""
+    for fault, other in ((CALLS_UNSHOWN, _without_calls(messages)), (RESULTS_UNSHOWN, _another_result(messages))):
+        if other and await engine.tokenize(other, tools, answer=False) == whole:
+            return fault
     return ""
+
+
+def _without_calls(messages: Sequence[Message]) -> list[Message]:
+    """The conversation without the calls of the first message that has some; empty: none has."""
+    at = next((at for at, message in enumerate(messages) if message.tool_calls), None)
+    return [] if at is None else [*messages[:at], replace(messages[at], tool_calls=()), *messages[at + 1 :]]
+
+
+def _another_result(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with more in the first result of a tool; empty: there is none."""
+    at = next((at for at, message in enumerate(messages) if message.role == "tool"), None)
+    if at is None:
+        return []
+    return [*messages[:at], replace(messages[at], content=f"{messages[at].content} 7"), *messages[at + 1 :]]

@@ -94,7 +94,13 @@ def _side(arm: str, record: Record | None, sample: Sample) -> Side:
         said.append(Said(text=cut(trajectory.answer, LONGEST), logprob="", mark="answer as graded"))
     if trajectory.error:
         said.append(Said(text=cut(trajectory.error, LONGEST), logprob="", mark="error"))
-    return Side(arm=arm, state="" if record.state is State.SCORED else record.state.value, said=tuple(said))
+    return Side(arm=arm, state=_state(record), said=tuple(said))
+
+
+def _state(record: Record) -> str:
+    """What became of an attempt that is more than its scores: how its program failed, or why it has none."""
+    words = ["" if record.state is State.SCORED else record.state.value, record.trajectory.failure]
+    return ", ".join(dict.fromkeys(word.replace("_", " ") for word in words if word))
 
 
 def _said(turn: Completion, answer: str, sample: Sample) -> Said:

@@ -17,6 +17,7 @@ from evalrig.code_suite import CodeOptions, CodeSuite
 from evalrig.content import content_dir
 from evalrig.engine import Engine
 from evalrig.errors import UsageError, one_line
+from evalrig.extraction import headed
 from evalrig.livecodebench import Choice, Problem, Test, Tests, files_of, problems_of, read_tests
 from evalrig.outputs_alike import Rule, same_text, same_value
 from evalrig.proctor import Case, Mark, Output, outputs
@@ -126,18 +127,8 @@ class CodeLiveCodeBench(CodeSuite):
         """Ask once, find the program, run it on the tests."""
         said, prompt_sha256 = await self.ask(engine, sample, epoch)
         problem = self.problems[sample.id]
-        name = _name(problem.starter)
-        code = self.found(said, name, problem.starter)
-        if code is None and said.finish == "length":
-            code = self.guess(said, name, problem.starter)
-            mark = None if code is None else await self._marked(code, problem)
-            if isinstance(mark, Mark) and not mark.passed:
-                code, mark = (
-                    None,
-                    None,
-                )  # what passes is solved, for the limit took nothing that counts; the rest is truncated
-        else:
-            mark = None if code is None else await self._marked(code, problem)
+        name, stub = _name(problem.starter), problem.starter
+        code, mark = await self.tried(said, name, stub, lambda code: self._marked(code, problem))
         return self.graded((said,), code, mark, prompt_sha256)
 
     async def _marked(self, code: str, problem: Problem) -> Mark | str:
@@ -199,10 +190,7 @@ def _bytes(test: Test) -> int:
 
 def prepared(code: str) -> str:
     """The program with the imports before it; its `from __future__` lines stay first."""
-    lines = code.split("\n")
-    future = [line for line in lines if line.startswith("from __future__ import ")]
-    rest = [line for line in lines if not line.startswith("from __future__ import ")]
-    return "\n".join([*future, PRELUDE, *rest])
+    return headed(code, PRELUDE)
 
 
 def _entry_point(code: str, function: str) -> str:

@@ -50,7 +50,7 @@ class CodeRepairOptions(CodeOptions):
     """Only the problems that have one of these tags (a level, a family). Default: all; what a small model can repair is trivial."""
 
 
-class _Task(msgspec.Struct, frozen=True):
+class _Broken(msgspec.Struct, frozen=True):
     """What a sample is graded by, kept as its target."""
 
     key: Key
@@ -100,8 +100,8 @@ class CodeRepair(ProblemSuite):
 
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """Ask, test, show what the tests said, ask again."""
-        task = msgspec.json.decode(sample.target, type=_Task)
-        opened = await self._opening(sample, task)
+        broken = msgspec.json.decode(sample.target, type=_Broken)
+        opened = await self._opening(sample, broken)
         if isinstance(opened, Attempt):
             return opened
         messages, turns, prompt = (Message(role="user", content=opened),), tuple[Completion, ...](), ""
@@ -113,7 +113,7 @@ class CodeRepair(ProblemSuite):
                     raise  # one turn without an answer, and nothing is known of the attempt
                 return self._without_room(turns, prompt, str(error))
             turns, prompt = (*turns, said), prompt or digest  # later prompts hold the model's own words
-            code, mark = await self.tried(said, task.key)
+            code, mark = await self.examined(said, broken.key)
             attempt = self.graded(turns, code, mark, prompt)
             failure = attempt.trajectory.failure
             if attempt.state is not State.SCORED or not failure or len(turns) == self.options.turns:
@@ -121,14 +121,14 @@ class CodeRepair(ProblemSuite):
             detail = mark.detail if isinstance(mark, Mark) else ""
             messages = (*messages, _passed_back(said), Message(role="user", content=_again(failure, detail)))
 
-    async def _opening(self, sample: Sample, task: _Task) -> str | Attempt:
+    async def _opening(self, sample: Sample, broken: _Broken) -> str | Attempt:
         """The first message, the same text in every arm of a run; an attempt that is missing where the sandbox failed.
 
         Raises:
             UsageError: the wrong program passes its tests.
         """
         if sample.id not in self._opened:
-            mark = await self.marked(self._exam(task.key, task.wrong))
+            mark = await self.marked(self._exam(broken.key, broken.wrong))
             if isinstance(mark, str):
                 return self.graded((), None, mark, "")
             if mark.passed:
@@ -160,7 +160,7 @@ def _samples(problem: Problem, wrong: tuple[str, ...]) -> Iterator[Sample]:
             asked,
             id=f"{problem.id}.{number}",
             messages=(Message(role="user", content=_asked(problem, key, program)),),
-            target=msgspec.json.encode(_Task(key=key, wrong=program)).decode(),
+            target=msgspec.json.encode(_Broken(key=key, wrong=program)).decode(),
             cluster=problem.cluster or problem.id,
         )
 

@@ -4,7 +4,7 @@
 
 A file of `source/` is a family. A problem there is a block of lines, with an empty line between two blocks:
 
-    # trivial demo like=sum       level; whether a short demo asks it; the cluster of problems that share its idea
+    # trivial demo like=sum       level; whether a short demo asks it; the idea that it shares with other problems
     def add_numbers(a, b):        signature, after any imports
     Return the sum of a and b.    what to do, as the docstring says it
     > 2, 3 -> 5                   arguments and result: shown as an example, and tested
@@ -105,7 +105,7 @@ def row(family: str, block: _Block) -> dict[str, Any]:
         if word == "demo":
             made["tags"] = ["demo"]
         elif word.startswith("like="):
-            made["cluster"] = word.removeprefix("like=")
+            made["idea"] = word.removeprefix("like=")
         else:
             raise ValueError(f"{block.name}: what is {word!r}? After the level come `demo` and `like=NAME`")
     return made

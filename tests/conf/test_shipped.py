@@ -8,6 +8,7 @@ from toys.gguf_model import tiny_model
 from toys.runs import Silent
 
 from evalrig import fetch
+from evalrig.analysis.binary import exact_pvalue
 from evalrig.assemble import assemble
 from evalrig.config.load import dump, load_run
 from evalrig.content import content_dir
@@ -39,6 +40,16 @@ def test_a_shipped_run_file_loads_plans_and_gates_every_suite(path: Path, monkey
     assert all(variant.expect.keys() == {"weights", "kv_cache"} for variant in plan.variants), "prove what is compared"
     assert assemble(load_run(path), path, lambda _: None, here=False).plan == plan
     assert len({suite.sha256 for suite in plan.suites}) == len(plan.suites)
+
+
+def test_the_demo_shows_a_part_of_the_coding_suite_that_cannot_decide_and_does_not_gate_on_it() -> None:
+    path = content_dir("conf") / "demo.yaml"
+    plan = assemble(load_run(path), path, lambda _: None, here=False).plan
+    n = len(plan.suite("coding_basics").samples)
+    gates = {gate.name: gate for gate in plan.gates}
+    assert n == 64
+    assert exact_pvalue(1, 1, n, -gates["coding_basics_pass"].margin, "greater") > plan.header.alpha
+    assert {gate.suite for gate in plan.gates if gate.gating} == {"kl", "piqa"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -23,7 +23,7 @@ from evalrig.engines.sglang import Sglang
 from evalrig.engines.vllm import Vllm
 from evalrig.evidence import Gathered
 from evalrig.ladder import HISTORY, QUESTION, WEATHER
-from evalrig.turns import CALLS_UNSHOWN, REWRITTEN, TOOLS_UNSHOWN, Turn, asked, finished
+from evalrig.turns import CALLS_UNSHOWN, RESULTS_UNSHOWN, REWRITTEN, TOOLS_UNSHOWN, Turn, asked, finished
 from evalrig.types import Message, State, Tool, Variant
 
 DONE = (*HISTORY, Message(role="assistant", content="Rain, 9 C."))
@@ -119,6 +119,15 @@ def test_what_a_template_leaves_out_is_said(tmp_path: Path) -> None:
 
     found = told(tmp_path, Refengine, RefengineOptions(kv_pool_mb=16), PLAIN, call)
     assert [turn.fault for turn in found] == [TOOLS_UNSHOWN, CALLS_UNSHOWN, CALLS_UNSHOWN]
+
+
+def test_a_tool_result_that_the_template_leaves_out_is_said() -> None:
+    template = (
+        "{{ tools }}{% for m in messages if m.role != 'tool' %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_calls }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert turn(template, DONE)[2] == RESULTS_UNSHOWN
+    assert turn(template.replace(" if m.role != 'tool'", ""), DONE)[2] == ""
 
 
 class Templated:

@@ -17,6 +17,8 @@ class CodingOptions:
     problems: int = 200
     slow: dict[str, float] = field(default_factory=dict[str, float])
     """Variant -> share of its wrong answers that time out; default: none."""
+    broken: dict[str, float] = field(default_factory=dict[str, float])
+    """Variant -> share of what the others solve that it gets wrong."""
     silent: dict[str, int] = field(default_factory=dict[str, int])
     """Variant -> every so many problems the engine fails."""
 
@@ -38,7 +40,7 @@ class Coding(Suite):
             raise EngineError(f"{name}: HTTP 503")
         ids = await engine.tokenize(sample.prompt)
         said = await engine.generate(ids, Sampling(max_tokens=2))
-        failure = self._failure(sample.id, self.options.slow.get(name, 0.0))
+        failure = self._failure(sample.id, self.options.slow.get(name, 0.0), self.options.broken.get(name, 0.0))
         cut = failure == "truncated"
         return Attempt(
             trajectory=Trajectory(turns=(said,), answer=said.text, failure=failure),
@@ -47,10 +49,10 @@ class Coding(Suite):
             prompt_sha256=ids_sha256(ids),
         )
 
-    def _failure(self, sample: str, slow: float) -> str:
+    def _failure(self, sample: str, slow: float, broken: float) -> str:
         draw, late = (_share(f"{sample}/{what}") for what in ("fails", "late"))
         if draw < 0.5:
-            return ""
+            return "wrong_answer" if late < broken else ""
         if draw < 0.53:
             return "truncated"
         return "timeout" if late < slow else "syntax_error" if draw < 0.6 else "wrong_answer"

@@ -56,6 +56,15 @@ def test_the_shares_of_each_arm_add_up_and_agree_with_the_accounting(shown: Page
         assert number(cut.candidate) == pytest.approx(100 * arm.states["truncated"] / measured, abs=0.05)
 
 
+def test_a_flip_says_how_each_side_failed(tmp_path: Path) -> None:
+    coding = {"kind": "toys.coding", "options": {"problems": 40, "broken": {"worse": 0.5}}}
+    done = carry_out(run_file(tmp_path, {"worse": {"noise": 0.02}}, suites={"code": coding}, gates=GATES))
+    [group] = page(done.folder, done.verdict).flips
+    assert group.items
+    for flip in group.items:
+        assert [side.state for side in flip.sides] == ["", "wrong answer"]
+
+
 def test_each_word_has_its_difference_its_reading_and_the_noise(shown: Page) -> None:
     late, quiet = shown.suites[0].failures
     rows = {row.word: row for row in late.rows}
