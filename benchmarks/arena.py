@@ -97,7 +97,9 @@ class Mock(Engine):
     async def capacity(self) -> Capacity:
         return Capacity()
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         return tuple(range(64))
 
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:

@@ -30,7 +30,9 @@ class Sayer(Toy):
     def able(self, options: Any) -> Capabilities:  # type: ignore[override]
         return Capabilities(chat=self.chats, tools=self.chats)
 
-    async def tokenize(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True
+    ) -> tuple[int, ...]:
         self.asked.append(prompt)
         return (1, 2)
 

@@ -99,7 +99,7 @@ def test_the_estimate_is_shown_with_its_self_check(finished: Finished) -> None:
     shown = page(finished.folder, finished.verdict, gathered)
     [view] = shown.distances
     [row] = view.certificates.estimates.rows
-    [part] = gathered.evidence("cheap").responses["kl"].graded
+    [part] = gathered.evidence("cheap").answers["kl"].responses.graded
     found = success_change(part.log_drop, part.success, part.prompt, FAIR, 0.05)
     assert found.refusal is None
     assert (row.label, *row.cells[:3]) == ("cheap", "short", USABLE, "40")
