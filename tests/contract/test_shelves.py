@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,9 @@ from evalrig.world import World
 SHELVES: dict[str, type] = {"engines": Engine, "suites": Suite, "gates": Gate, "runners": Runner, "worlds": World}
 EVERY = [(shelf, kind) for shelf in SHELVES for kind in kinds(shelf)]
 HEAVY = {"hydra", "omegaconf", "yaml", "matplotlib", "pyarrow", "pandas", "tokenizers", "gguf", "uvicorn", "starlette"}
+
+ENDLESS = {"tool_worlds"}
+"""Suites whose attempts run until the model is done: the toy's greedy words never end, and a limit cuts them."""
 
 
 def kind_of(shelf: str, kind: str) -> Any:
@@ -134,12 +136,10 @@ def test_a_suite_has_metrics_and_can_be_attempted(kind: str) -> None:
             suite.equip(held)
             return await suite.attempt(toy, sample, 0, trace)
 
-    with booth() if suite.runs_code else nullcontext() as held:
-        if held:
-            suite.equip(held)
-        found = asyncio.run(attempt())
-    assert found.state is State.SCORED
-    assert {metric.score for metric in suite.metrics if metric.kind != "distance"} <= set(found.scores)
+    found = asyncio.run(attempt())
+    assert found.state is (State.TRUNCATED if kind in ENDLESS else State.SCORED)
+    wanted = {metric.score for metric in suite.metrics if metric.kind != "distance"}
+    assert kind in ENDLESS or wanted <= set(found.scores)
     assert all(np.isfinite(value) for value in found.scores.values())
     assert found.prompt_sha256, "without it nobody can tell that both arms saw the same tokens"
     assert found.trajectory.turns

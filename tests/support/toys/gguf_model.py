@@ -22,7 +22,7 @@ TOOL_TEMPLATE = (
 """Shows tools and calls, as Hermes models do."""
 
 
-def tiny_model(path: Path, seed: int = 0, add_bos: bool = False, template: str = TEMPLATE) -> Path:
+def tiny_model(path: Path, seed: int = 0, add_bos: bool = False, template: str = TEMPLATE, context: int = 2048) -> Path:
     """Width 64, 4 heads over 2, 2 layers, 260 tokens: three special ones, every byte, and one merge."""
     rng = np.random.default_rng(seed)
     width, heads, kv_heads, hidden = 64, 4, 2, 96
@@ -30,7 +30,7 @@ def tiny_model(path: Path, seed: int = 0, add_bos: bool = False, template: str =
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_block_count(2)
-    writer.add_context_length(2048)
+    writer.add_context_length(context)
     writer.add_embedding_length(width)
     writer.add_feed_forward_length(hidden)
     writer.add_head_count(heads)
