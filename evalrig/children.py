@@ -1,0 +1,145 @@
+"""A process of its own for third-party simulated tools: JSON lines over pipes, bounded in time, started again when it died.
+
+It runs without our environment's packages and without ours: `python -I -S -B`, the standard library, and fetched folders whose
+files were verified. The code is a third party's and not a model's; what a model wrote reaches it as JSON values alone.
+"""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from evalrig.errors import RunError, one_line
+
+_SERVE = Path(__file__).parent / "simulated" / "serve.py"
+START_SECONDS = 60.0
+"""A first answer takes longer: it waits for imports, on a machine that may be busy."""
+
+
+class Lost(Exception):
+    """The process died, hung and was killed, or never heard of this attempt: its attempts begin again in another."""
+
+
+class Child:
+    """One process for many attempts, one question at a time. Started by the first question, ended with this object."""
+
+    def __init__(self, side: str, folders: Sequence[Path], seconds: float = 20.0) -> None:
+        """`side`: a module's name in `evalrig/simulated/`; `seconds`: for one question."""
+        self.side = side
+        self.folders = tuple(folders)
+        self.seconds = seconds
+        self.starts = 0
+        self._turn = threading.Lock()
+        self._process: _Piped | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0: none runs."""
+        return self._process.pid if self._process else 0
+
+    async def ask(self, question: Mapping[str, Any]) -> Any:
+        """What the side answers.
+
+        Raises:
+            Lost: it died over it, took too long, or does not know the attempt.
+            RunError: it cannot be started, or has a bug: no attempt can be made.
+        """
+        return await asyncio.to_thread(self.ask_now, question)
+
+    def ask_now(self, question: Mapping[str, Any]) -> Any:
+        """As `ask`, where blocking does no harm."""
+        with self._turn:
+            fresh = self._process is None
+            process = self._process = self._process or self._started()
+            try:
+                line = process.ask(json.dumps(question), START_SECONDS if fresh else self.seconds)
+            except Lost as lost:
+                process.end()
+                self._process = None
+                if fresh and not process.answered:
+                    raise RunError(f"simulated tools `{self.side}`: {lost}") from lost
+                raise
+        found = json.loads(line)
+        if "crash" in found:
+            raise RunError(f"simulated tools `{self.side}`: {one_line(str(found['crash']))[-400:]}")
+        given = found["given"]
+        if isinstance(given, dict) and given.get("unknown"):
+            raise Lost("it was started again")
+        return given
+
+    def _started(self) -> "_Piped":
+        self.starts += 1
+        process = _Piped(self.side, self.folders, self.seconds)
+        weakref.finalize(self, process.end)  # also when the interpreter ends
+        return process
+
+
+class _Piped:
+    """One started process and its pipes."""
+
+    def __init__(self, side: str, folders: Sequence[Path], seconds: float) -> None:
+        program = [str(_SERVE), str(_SERVE.with_name(f"{side}.py")), str(max(seconds, START_SECONDS).__ceil__())]
+        argv = [sys.executable, "-I", "-S", "-B", *program, *map(str, folders)]
+        env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}  # no keys in it
+        self._said = tempfile.TemporaryFile()
+        self._home = tempfile.TemporaryDirectory(prefix="evalrig-simulated-", ignore_cleanup_errors=True)
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=env,
+            cwd=self._home.name,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.answered = False
+        self._rest = b""
+
+    def ask(self, line: str, seconds: float) -> bytes:
+        """One line there, one line back."""
+        until = time.monotonic() + seconds
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise Lost(self._words("it had died")) from error
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._rest:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise Lost(f"no answer within {seconds:.0f} s, killed")
+            if not (more := os.read(pipe, 1 << 16)):
+                raise Lost(self._words("it died"))
+            self._rest += more
+        found, _, self._rest = self._rest.partition(b"\n")
+        self.answered = True
+        return found
+
+    def end(self) -> None:
+        """Kill it and all that it started; nothing is left of it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._said):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        self._home.cleanup()
+
+    def _words(self, what: str) -> str:
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return one_line(f"{what}: {lines[-1][:300]}" if lines else what)
