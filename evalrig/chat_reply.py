@@ -104,7 +104,8 @@ class Assembly:
     def completion(self) -> Completion:
         """The whole answer.
 
-        `finish` is `tool_calls` exactly where calls came back and nothing was cut. Of an answer that was cut no call is kept:
+        `finish` is `tool_calls` where calls came back and nothing was cut, or where the server says so and gave none: it lost
+        them. Of an answer that was cut no call is kept:
         vLLM's stream gives a cut call the arguments `{}`, and nothing tells it from a whole one. Text behind a call is left
         out, as whole replies leave it out. Token ids are kept where there are as many as the server counted.
 
@@ -124,7 +125,7 @@ class Assembly:
             token_ids=tuple(self._ids) if len(self._ids) == tokens else (),
             prompt_tokens=int(self._usage["prompt_tokens"]),
             completion_tokens=tokens,
-            finish="tool_calls" if calls else finish,
+            finish="tool_calls" if calls or self._finish in ("tool_calls", "function_call") else finish,
             message=Message(
                 role="assistant", content=text, reasoning=characters("".join(self._reasoning)), tool_calls=calls
             ),

@@ -183,6 +183,8 @@ class Trajectory:
     """How the attempt failed, as one word of its suite's list (`wrong_answer`, `timeout` ...); empty: it did not."""
     steps: tuple[Step, ...] = ()
     """Of a conversation with tools: its steps in order."""
+    protocol: str = ""
+    """How it was offered tools: `native` or `text` (dialect.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,8 @@ class World(ABC):
         given: list[Any] = []
         for move in way:
             try:
-                given.append(self.call(state, move))
+                # a copy: a state that keeps an argument must not share it with the errand
+                given.append(self.call(state, Move(name=move.name, arguments=copy.deepcopy(dict(move.arguments)))))
             except ToolError as error:
                 given.append({"error": str(error)})
         return given

@@ -286,10 +286,14 @@ def test_calls_that_cannot_be_told_apart_or_have_no_name_are_no_answer(server: R
     assert "a tool call without a name came back" in refusal(given, server, stream(pieces))
 
 
-def test_a_finish_of_tool_calls_without_any_is_an_answer_in_words(server: Recordings) -> None:
+def test_a_finish_of_tool_calls_without_any_says_that_they_were_lost(server: Recordings) -> None:
+    """Kimi K2 behind a parser that gave nothing: neither an answer in words nor a call."""
     whole = answer(server.kind, "2-chat-greedy-stop")
     whole["choices"][0]["finish_reason"] = "tool_calls"
-    assert given(server, whole).finish == "stop"
+    found = given(server, whole)
+    assert (found.finish, found.text) == ("tool_calls", "The capital of France is Paris.")
+    assert found.message is not None
+    assert found.message.tool_calls == ()
 
 
 # ---- what is sent

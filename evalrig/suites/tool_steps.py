@@ -1,0 +1,209 @@
+"""Step by step along trajectories that are given: at each step, is the next act the one that is due?
+
+No error carries over to the next step, so every step is evidence of its own. What is followed: the shortest way of a world's
+errands, what the reference did by itself, or the user's recorded conversations.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import msgspec
+import numpy as np
+
+from evalrig.arena import ErrandArena
+from evalrig.dialect import Dialect
+from evalrig.distractors import choices
+from evalrig.engine import Capabilities, Engine, Scoring
+from evalrig.errors import UsageError
+from evalrig.forced_steps import Stage, follow, stages, walked
+from evalrig.free_run import Limits, ride
+from evalrig.steps import ERRORS, compared
+from evalrig.suite import Attempt, ids_sha256
+from evalrig.tool_suite import ToolOptions, ToolSuite, seen_sha256
+from evalrig.types import Completion, Message, Metric, Sample, State, Step, ToolCall, Trace, Trajectory
+
+FREE_SLACK: Final = 5
+"""Turns that the reference may take beyond twice the calls needed, where it makes the trajectories."""
+CHOICES: Final = 8
+"""Steps of an errand that are scored as choices, where the run file names no number."""
+
+ACTS = (
+    Metric(name="agreement", kind="continuous", units="points", scale=100.0),
+    Metric(name="schema_valid", kind="continuous", units="points", scale=100.0),
+    Metric(name="trigger", kind="continuous", units="points", scale=100.0),
+)
+LIKELIHOODS = (
+    Metric(name="accuracy", kind="binary", units="points", scale=100.0, chance=0.25),
+    Metric(name="lead", kind="continuous", units="nats"),
+)
+
+
+@dataclass(kw_only=True)
+class ToolStepsOptions(ToolOptions):
+    """Keys of `suites.<name>.options`."""
+
+    trajectories: str = "solver"
+    """`solver`: the shortest way of each errand; `reference`: what the reference does by itself."""
+    scoring: str = "generate"
+    """`generate`: the model writes its next act; `choice`: which of four calls it finds likeliest, for models that cannot act."""
+    steps: int = 0
+    """Steps followed of each errand, drawn with `seed`; 0: all (`choice`: 8)."""
+
+
+class ToolSteps(ToolSuite):
+    """Steps along given trajectories."""
+
+    Options = ToolStepsOptions
+    brief: ClassVar[Mapping[str, int]] = {"max_tokens": 64, "steps": 2}
+    failures = ERRORS
+    metrics: tuple[Metric, ...] = (*ACTS, *LIKELIHOODS)
+
+    def __init__(self, name: str, options: ToolStepsOptions) -> None:
+        super().__init__(name, options)
+        where = f"suites.{name}.options"
+        if options.trajectories not in ("solver", "reference"):
+            raise UsageError(f"{where}.trajectories: no {options.trajectories!r}; known: solver, reference")
+        if options.scoring not in ("generate", "choice"):
+            raise UsageError(f"{where}.scoring: no {options.scoring!r}; known: generate, choice")
+        if options.scoring == "choice" and (options.trajectories, options.protocol) not in (
+            ("solver", "auto"),
+            ("solver", "text"),
+        ):
+            raise UsageError(
+                f"{where}.scoring: choice follows the solver's way and is told in text; change one of them"
+            )
+        if options.steps < 0:
+            raise UsageError(f"{where}.steps: {options.steps}; 0 is all")
+        self.choice = options.scoring == "choice"
+        self.traced = options.trajectories == "reference"
+        self.count = options.steps or (CHOICES if self.choice else 0)
+        self.metrics = LIKELIHOODS if self.choice else ACTS
+
+    def needs(self) -> Capabilities:
+        """Logprobs of given tokens where calls are chosen from, else what talking about tools needs."""
+        return Capabilities(prompt_logprobs=True) if self.choice else super().needs()
+
+    async def trace(self, engine: Engine, sample: Sample, epoch: int, seed: int) -> Trace:
+        """The reference's own way, freely; a turn that was cut is no step to follow."""
+        world, errand = self.errands[sample.id]
+        arena = ErrandArena(world, errand)
+        limits = Limits(steps=2 * errand.horizon + FREE_SLACK)
+        try:
+            taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
+        finally:
+            await arena.close()
+        messages = list(taken.messages)
+        if taken.end == "truncated" and messages[-1].role == "assistant":
+            messages.pop()
+        text = msgspec.json.encode(messages).decode()
+        return Trace(sample=sample.id, epoch=epoch, prompt_ids=(), token_ids=(), text=text, finish=taken.end)
+
+    async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
+        """The steps of one errand."""
+        world, errand = self.errands[sample.id]
+        messages = walked(world, errand) if trace is None else msgspec.json.decode(trace.text, type=tuple[Message, ...])
+        found = stages(messages, errand.tools)
+        if self.choice:
+            return await self._chosen(engine, sample, found)
+        dialect = self.dialect(engine)
+        drawn = self._drawn(sample, range(len(found)))
+        turns, steps = await follow(engine, found, dialect, self.sampling(sample.id, epoch), drawn)
+        trajectory = Trajectory(turns=turns, failure=_worst(steps), steps=steps, protocol=dialect.protocol)
+        if not steps:
+            return Attempt(trajectory=Trajectory(error="the reference took no step"), state=State.UNSCORED)
+        first = found[drawn[0]]
+        return Attempt(
+            trajectory=trajectory,
+            scores=_scores(steps),
+            prompt_sha256=await seen_sha256(engine, dialect, first.messages, first.tools, turns[0].prompt_tokens),
+            tokens_sha256=_sha256(messages),
+            retries=sum(turn.retries for turn in turns),
+        )
+
+    def _drawn(self, sample: Sample, places: Sequence[int]) -> list[int]:
+        """Which steps are followed: the same in every variant and epoch."""
+        if not 0 < self.count < len(places):
+            return list(places)
+        return sorted(random.Random(f"{self.options.seed}/{sample.id}/steps").sample(list(places), self.count))
+
+    async def _chosen(self, engine: Engine, sample: Sample, found: Sequence[Stage]) -> Attempt:
+        """The likelihood of the right call and of three wrong ones, at some steps."""
+        dialect = Dialect("text")
+        offered = {
+            place: calls
+            for place in range(len(found))
+            if (calls := choices(found, place, random.Random(f"{self.options.seed}/{sample.id}/{place}")))
+        }
+        drawn = self._drawn(sample, sorted(offered))
+        if not drawn:
+            return Attempt(trajectory=Trajectory(error="no step has three wrong calls"), state=State.UNSCORED)
+        asked = [await _ask(engine, dialect, found[place], offered[place]) for place in drawn]
+        steps = tuple(step for _, step, _, _ in asked)
+        return Attempt(
+            trajectory=Trajectory(
+                turns=tuple(turn for turns, *_ in asked for turn in turns),
+                failure=_worst(steps),
+                steps=steps,
+                protocol=dialect.protocol,
+            ),
+            scores={
+                "accuracy": float(np.mean([not step.error for step in steps])),
+                "lead": float(np.mean([lead for *_, lead in asked])),
+            },
+            prompt_sha256=ids_sha256([token for _, _, ids, _ in asked for token in ids]),
+            retries=sum(turn.retries for turns, *_ in asked for turn in turns),
+        )
+
+
+async def _ask(
+    engine: Engine, dialect: Dialect, stage: Stage, calls: Sequence[ToolCall]
+) -> tuple[tuple[Completion, ...], Step, tuple[int, ...], float]:
+    """One step: a scoring of each call, the one it finds likeliest as a step, all token ids, and the right one's lead in nats.
+
+    A tie is no knowledge of the right call.
+    """
+    prompt = await engine.tokenize(dialect.shown(stage.messages, stage.tools))
+    turns = await asyncio.gather(*(_score(engine, prompt, dialect.call_text((call,))) for call in calls))
+    likelihood = [sum(turn.logprobs) for turn in turns]
+    lead = likelihood[0] - max(likelihood[1:])
+    said = calls[0] if lead > 0 else calls[1 + int(np.argmax(likelihood[1:]))]
+    step = compared((said,), "", stage.due, stage.tools)
+    ids = (*prompt, *(token for turn in turns for token in turn.token_ids))
+    return tuple(turns), step, ids, lead
+
+
+async def _score(engine: Engine, prompt: tuple[int, ...], text: str) -> Completion:
+    ids = await engine.tokenize(text)
+    scoring: Scoring = await engine.score([*prompt, *ids], len(prompt))
+    return Completion(
+        text=text,
+        token_ids=tuple(int(i) for i in scoring.token_ids),
+        logprobs=tuple(float(x) for x in scoring.logprobs),
+        prompt_tokens=len(prompt),
+        seconds=round(scoring.seconds, 4),
+        retries=scoring.retries,
+    )
+
+
+def _scores(steps: Sequence[Step]) -> dict[str, float]:
+    """Shares of the steps followed. `trigger`: words where words are due, and calls where calls are."""
+    return {
+        "agreement": float(np.mean([not step.error for step in steps])),
+        "schema_valid": float(np.mean([step.valid for step in steps])),
+        "trigger": float(np.mean([step.stopped == (step.due == "[]") for step in steps])),
+        "errors": float(sum(bool(step.error) for step in steps)),
+        "steps": float(len(steps)),
+    }
+
+
+def _worst(steps: Sequence[Step]) -> str:
+    """The first error, by which an attempt is told from another."""
+    return next((step.error for step in steps if step.error), "")
+
+
+def _sha256(messages: Sequence[Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(messages)).hexdigest()

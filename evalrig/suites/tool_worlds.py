@@ -1,0 +1,101 @@
+"""Errands in worlds, run freely: did the model reach the goal, and nothing else?
+
+A model gets tools over a state and works until it answers in words, or a limit ends it. The state decides.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from evalrig import steps
+from evalrig.arena import ErrandArena
+from evalrig.engine import Engine
+from evalrig.errors import UsageError
+from evalrig.free_run import Limits, Ride, ride
+from evalrig.suite import Attempt
+from evalrig.tool_suite import ToolOptions, ToolSuite, seen_sha256
+from evalrig.types import Metric, Sample, State, Trace, Trajectory
+from evalrig.world import Errand
+
+FAILURES = (*steps.ERRORS, "step_limit", "missed")
+"""`missed`: every step was sound by itself, and they did not lead to the goal."""
+
+
+@dataclass(kw_only=True)
+class ToolWorldsOptions(ToolOptions):
+    """Keys of `suites.<name>.options`."""
+
+    step_slack: int = 5
+    """Turns a model may take beyond twice the calls that are needed."""
+
+
+class ToolWorlds(ToolSuite):
+    """Errands, freely."""
+
+    Options = ToolWorldsOptions
+    failures = FAILURES
+    brief: ClassVar[Mapping[str, int]] = {"max_tokens": 64}
+    metrics: tuple[Metric, ...] = (
+        Metric(name="success", kind="binary", units="points", scale=100.0),
+        Metric(name="steps_ratio", kind="continuous", units="needed calls per call made"),
+    )
+
+    def __init__(self, name: str, options: ToolWorldsOptions) -> None:
+        super().__init__(name, options)
+        self.slack = options.step_slack
+        if options.step_slack < 1:
+            raise UsageError(f"suites.{name}.options.step_slack: at least 1: an errand ends with an answer")
+
+    async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
+        """One errand in a state of its own."""
+        world, errand = self.errands[sample.id]
+        dialect = self.dialect(engine)
+        arena = ErrandArena(world, errand)
+        limits = Limits(steps=2 * errand.horizon + self.slack)
+        try:
+            taken = await ride(engine, arena, dialect, self.sampling(sample.id, epoch), limits)
+        finally:
+            await arena.close()
+        seen = taken.turns[0].prompt_tokens
+        trajectory = Trajectory(
+            turns=taken.turns,
+            answer=taken.answer,
+            failure=_failure(taken, errand),
+            steps=taken.steps,
+            protocol=dialect.protocol,
+        )
+        return Attempt(
+            trajectory=trajectory,
+            scores=_scores(taken, errand),
+            state=State.TRUNCATED if taken.end in ("truncated", "step_limit") else State.SCORED,
+            prompt_sha256=await seen_sha256(engine, dialect, sample.messages, errand.tools, seen),
+            retries=sum(turn.retries for turn in taken.turns),
+        )
+
+
+def _scores(taken: Ride, errand: Errand) -> dict[str, float]:
+    calls = sum(len(message.tool_calls) for message in taken.messages)
+    scores = {
+        "errors": float(sum(bool(step.error) for step in taken.steps)),
+        "steps": float(len(taken.steps)),
+    }
+    if taken.end in ("truncated", "step_limit"):
+        return scores
+    if taken.success:
+        scores["steps_ratio"] = (errand.horizon + 1) / (calls + 1)  # the answer is an act, too
+    return {"success": float(taken.success), **scores}
+
+
+def _failure(taken: Ride, errand: Errand) -> str:
+    """What decided: the limit that ended it, a call that was lost, the first step that was wrong by itself."""
+    if taken.success:
+        return ""
+    if taken.end != "answered":
+        return taken.end
+    if taken.steps[-1].error:
+        return taken.steps[-1].error
+    sound = [step for step in taken.steps if not step.stopped and step.valid]
+    if errand.horizon and not sound:
+        first = next((step.error for step in taken.steps if step.error), "")
+        return first or "gave_up"
+    return next((step.error for step in taken.steps if step.error and step.error != "refused_call"), "missed")
