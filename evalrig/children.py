@@ -6,6 +6,7 @@ files were verified. The code is a third party's and not a model's; what a model
 
 import asyncio
 import json
+import math
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,11 @@ START_SECONDS = 60.0
 
 
 class Lost(Exception):
-    """The process died, hung and was killed, or never heard of this attempt: its attempts begin again in another."""
+    """The process died over a question, or took too long and was killed: what it held is gone."""
+
+
+class Forgotten(Lost):
+    """It does not know this attempt: it was started again since."""
 
 
 class Child:
@@ -41,6 +47,9 @@ class Child:
         self.seconds = seconds
         self.starts = 0
         self._turn = threading.Lock()
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix=side
+        )  # a slow call must not fill the loop's own threads
         self._process: _Piped | None = None
 
     @property
@@ -52,10 +61,10 @@ class Child:
         """What the side answers.
 
         Raises:
-            Lost: it died over it, took too long, or does not know the attempt.
+            Lost: it died over it, took too long, or (`Forgotten`) does not know the attempt.
             RunError: it cannot be started, or has a bug: no attempt can be made.
         """
-        return await asyncio.to_thread(self.ask_now, question)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.ask_now, question)
 
     def ask_now(self, question: Mapping[str, Any]) -> Any:
         """As `ask`, where blocking does no harm."""
@@ -75,7 +84,7 @@ class Child:
             raise RunError(f"simulated tools `{self.side}`: {one_line(str(found['crash']))[-400:]}")
         given = found["given"]
         if isinstance(given, dict) and given.get("unknown"):
-            raise Lost("it was started again")
+            raise Forgotten("it was started again")
         return given
 
     def _started(self) -> "_Piped":
@@ -89,10 +98,10 @@ class _Piped:
     """One started process and its pipes."""
 
     def __init__(self, side: str, folders: Sequence[Path], seconds: float) -> None:
-        program = [str(_SERVE), str(_SERVE.with_name(f"{side}.py")), str(max(seconds, START_SECONDS).__ceil__())]
+        program = [str(_SERVE), str(_SERVE.with_name(f"{side}.py")), str(math.ceil(seconds))]
         argv = [sys.executable, "-I", "-S", "-B", *program, *map(str, folders)]
         env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}  # no keys in it
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._home = tempfile.TemporaryDirectory(prefix="evalrig-simulated-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             argv,
@@ -110,7 +119,8 @@ class _Piped:
     def ask(self, line: str, seconds: float) -> bytes:
         """One line there, one line back."""
         until = time.monotonic() + seconds
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
@@ -130,6 +140,8 @@ class _Piped:
 
     def end(self) -> None:
         """Kill it and all that it started; nothing is left of it."""
+        if self._process.returncode is not None:
+            return  # done before: its number may be another's by now
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()

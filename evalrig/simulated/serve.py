@@ -29,7 +29,7 @@ def main(side: str, seconds: str, *folders: str) -> None:
     program = _load(Path(side))
     gc.freeze()  # what was imported is not looked through again
     for line in sys.stdin:
-        signal.alarm(int(seconds) + 1)  # also where nobody is left to end it
+        signal.alarm(int(seconds) + 5)  # also where nobody is left to end it
         answers.write(_answer(program, line) + "\n")
         answers.flush()
         signal.alarm(0)
