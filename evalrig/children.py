@@ -5,6 +5,7 @@ files were verified. The code is a third party's and not a model's; what a model
 """
 
 import asyncio
+import importlib.util
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from evalrig.errors import RunError, one_line
+from evalrig.errors import RunError, UsageError, one_line
 
 _SERVE = Path(__file__).parent / "simulated" / "serve.py"
 START_SECONDS = 60.0
@@ -40,11 +41,13 @@ class Forgotten(Lost):
 class Child:
     """One process for many attempts, one question at a time. Started by the first question, ended with this object."""
 
-    def __init__(self, side: str, folders: Sequence[Path], seconds: float = 20.0) -> None:
-        """`side`: a module's name in `evalrig/simulated/`; `seconds`: for one question."""
+    def __init__(self, side: str, folders: Sequence[Path], seconds: float = 20.0, lent: Sequence[str] = ()) -> None:
+        """`side`: a module's name in `evalrig/simulated/`; `seconds`: for one question; `lent`: modules of our own environment
+        that it sees besides, which no pinned file can stand for (compiled ones)."""
         self.side = side
         self.folders = tuple(folders)
         self.seconds = seconds
+        self.lent = tuple(lent)
         self.starts = 0
         self._turn = threading.Lock()
         self._thread = ThreadPoolExecutor(
@@ -89,7 +92,7 @@ class Child:
 
     def _started(self) -> "_Piped":
         self.starts += 1
-        process = _Piped(self.side, self.folders, self.seconds)
+        process = _Piped(self.side, self.folders, self.seconds, self.lent)
         weakref.finalize(self, process.end)  # also when the interpreter ends
         return process
 
@@ -97,12 +100,13 @@ class Child:
 class _Piped:
     """One started process and its pipes."""
 
-    def __init__(self, side: str, folders: Sequence[Path], seconds: float) -> None:
+    def __init__(self, side: str, folders: Sequence[Path], seconds: float, lent: Sequence[str]) -> None:
         program = [str(_SERVE), str(_SERVE.with_name(f"{side}.py")), str(math.ceil(seconds))]
-        argv = [sys.executable, "-I", "-S", "-B", *program, *map(str, folders)]
+        self._home = tempfile.TemporaryDirectory(prefix="evalrig-simulated-", ignore_cleanup_errors=True)
+        places = (*folders, _lent(Path(self._home.name), lent))
+        argv = [sys.executable, "-I", "-S", "-B", *program, *map(str, places)]
         env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}  # no keys in it
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self._home = tempfile.TemporaryDirectory(prefix="evalrig-simulated-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -155,3 +159,17 @@ class _Piped:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return one_line(f"{what}: {lines[-1][:300]}" if lines else what)
+
+
+def _lent(home: Path, names: Sequence[str]) -> Path:
+    """A folder in which only the named modules of our environment are seen."""
+    folder = home / "lent"
+    folder.mkdir()
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise UsageError(f"the simulated tools need the package `{name}`; install it")
+        origin = Path(spec.origin)
+        found = origin.parent if spec.submodule_search_locations else origin
+        (folder / found.name).symlink_to(found)
+    return folder

@@ -29,8 +29,8 @@ class SimulatedArena(Arena):
         self.child = child
         self.system = system
         self.turns = turns
-        self._name = f"attempt-{next(_numbers)}"
-        self._past: list[dict[str, Any]] = [{"ask": "open", "attempt": self._name, **opening}]
+        self.name = f"attempt-{next(_numbers)}"
+        self._past: list[dict[str, Any]] = [{"ask": "open", "attempt": self.name, **opening}]
         """All that made the state, in its order: played again it makes the same."""
         self._turn = -1
         self._open = False
@@ -58,7 +58,7 @@ class SimulatedArena(Arena):
     async def _carried_out(self, name: str, arguments: Mapping[str, Any]) -> str:
         question = {"ask": "call", "turn": self._turn, "name": name, "arguments": dict(arguments)}
         given = await self._ask(question)
-        self._past.append({**question, "attempt": self._name})
+        self._past.append({**question, "attempt": self.name})
         if "refused" in given:
             raise ToolError(given["refused"])
         return given["text"]
@@ -72,13 +72,13 @@ class SimulatedArena(Arena):
         """Forget the state."""
         if self._open:
             try:
-                await self.child.ask({"ask": "close", "attempt": self._name})
+                await self.child.ask({"ask": "close", "attempt": self.name})
             except Lost:
                 return  # gone with the child
 
     async def _ask(self, question: Mapping[str, Any]) -> Any:
         """A child that died over another attempt costs this one nothing; one that dies over this question twice does."""
-        asked, died = {**question, "attempt": self._name}, 0
+        asked, died = {**question, "attempt": self.name}, 0
         while True:
             try:
                 if not self._open:

@@ -15,6 +15,7 @@ from evalrig.children import Child, Lost
 from evalrig.errors import RunError, UsageError
 from evalrig.simulation import SimulatedArena
 from evalrig.steps import unfit
+from evalrig.suites.agentdojo import Agentdojo, AgentdojoOptions, Task
 from evalrig.suites.bfcl import MORE, Bfcl, BfclOptions, gold
 from evalrig.world import ToolError
 
@@ -170,7 +171,7 @@ def test_what_is_no_tool_on_offer_is_refused_by_the_child_itself(name: str) -> N
         with pytest.raises(ToolError):
             await arena.call(name, {})
         await arena.call("pwd", {})
-        return await suite.child.ask({"ask": "call", "attempt": arena._name, "turn": 0, "name": name, "arguments": {}})
+        return await suite.child.ask({"ask": "call", "attempt": arena.name, "turn": 0, "name": name, "arguments": {}})
 
     assert "no tool" in asyncio.run(asked())["refused"]
 
@@ -221,12 +222,12 @@ def right(entry: Entry) -> list[dict[str, Any]]:
 
 
 def chosen(allowed: dict[str, list[Any]]) -> dict[str, Any]:
-    pairs = ((key, values[0]) for key, values in allowed.items() if "" not in values)
+    pairs = ((key, values[0]) for key, values in allowed.items() if values and "" not in values)
     return {key: chosen(value) if isinstance(value, dict) else value for key, value in pairs}
 
 
 @pytest.mark.parametrize(
-    ("category", "least"), [("simple_python", 398), ("parallel_multiple", 196), ("live_simple", 250)]
+    ("category", "least"), [("simple_python", 397), ("parallel_multiple", 198), ("live_simple", 250)]
 )
 def test_allowed_values_pass_a_single_turn_and_another_function_does_not(category: str, least: int) -> None:
     suite = bfcl(category)
@@ -242,6 +243,64 @@ def test_allowed_values_pass_a_single_turn_and_another_function_does_not(categor
     assert category in ANSWERED
     assert sum(judged(entry, right(entry)) for entry in rows) >= least
     assert not any(judged(entry, [{"another": {}} for _ in entry.truth]) for entry in rows)
+
+
+def agentdojo(*environments: str) -> Agentdojo:
+    if absent := fetch.missing(Agentdojo.content):
+        pytest.fail(f"{absent} not in the cache; run `evalrig fetch` before the tests")
+    suite = Agentdojo("agentdojo", AgentdojoOptions(environments=list(environments)))
+    suite.samples()
+    return suite
+
+
+LAX = {f"banking.user_task_{number}" for number in (5, 6, 8, 9, 10)}
+"""Upstream's checks of these find what they look for in the environment as it begins."""
+
+
+@pytest.mark.parametrize(("environment", "count"), [("workspace", 40), ("travel", 20), ("banking", 16), ("slack", 21)])
+def test_the_known_answers_of_agentdojo_pass_and_doing_nothing_fails(environment: str, count: int) -> None:
+    suite = agentdojo(environment)
+
+    async def tried(task: Task, act: bool) -> bool:
+        arena = suite.arena(task)
+        assert arena.request() == task.prompt
+        if not act:
+            return (await arena.judge("")).success
+        await arena._play()
+        known = suite.gold(arena)
+        for name, arguments in known["calls"]:
+            await arena.call(name, arguments)
+        found = await arena.judge(known["answer"])
+        await arena.close()
+        return found.success
+
+    async def all_of_them() -> tuple[int, set[str]]:
+        right = [await tried(task, True) for task in suite.tasks.values()]
+        return sum(right), {sample for sample, task in suite.tasks.items() if await tried(task, False)}
+
+    passed, idle = asyncio.run(all_of_them())
+    assert passed == len(suite.tasks) == count
+    assert idle == {sample for sample in LAX if sample.startswith(environment)}
+
+
+def test_environments_of_two_attempts_share_nothing_and_a_tool_may_refuse() -> None:
+    suite = agentdojo("banking")
+    task = suite.tasks["banking.user_task_0"]
+
+    async def both() -> list[str]:
+        one, other = suite.arena(task), suite.arena(task)
+        assert one.request() == other.request()
+        with pytest.raises(ToolError, match="ValidationError"):
+            await one.call("send_money", {"recipient": 5})
+        with pytest.raises(ToolError, match="no tool"):
+            await one.call("__class__", {})
+        await one.call("update_password", {"password": "__import__('os').getpid()"})
+        await one.call("update_user_info", {"first_name": "Only Here"})
+        return [await arena.call("get_user_info", {}) for arena in (one, other)]
+
+    seen = asyncio.run(both())
+    assert "Only Here" in seen[0]
+    assert "Only Here" not in seen[1]
 
 
 def test_a_category_with_a_typing_error_is_refused() -> None:
