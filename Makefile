@@ -40,6 +40,7 @@ bench: setup fetch
 	python benchmarks/llama_cpp.py
 	python benchmarks/kl.py
 	python benchmarks/busy.py
+	python benchmarks/worlds.py
 
 setup: $(BIN)/.ready
 $(BIN)/.ready: constraints.txt pyproject.toml

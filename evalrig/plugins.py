@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def kinds(shelf: str) -> list[str]:
-    """The names on a shelf (`engines`, `suites`, `gates`, `runners`); imports none of them."""
+    """The names on a shelf (`engines`, `suites`, `gates`, `runners`, `worlds`); imports none of them."""
     package = importlib.import_module(f"evalrig.{shelf}")
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 

@@ -4,10 +4,9 @@ No error carries over to the next step, so every step is evidence of its own. Wh
 errands, what the reference did by itself, or the user's recorded conversations.
 """
 
-import asyncio
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -26,6 +25,7 @@ from evalrig.suite import Attempt, ids_sha256
 from evalrig.tool_suite import ToolOptions, ToolSuite, seen_sha256
 from evalrig.types import Completion, Message, Metric, Sample, State, Step, ToolCall, Trace, Trajectory
 
+Score = Callable[[Sequence[int], int], Awaitable[Scoring]]
 FREE_SLACK: Final = 5
 """Turns that the reference may take beyond twice the calls needed, where it makes the trajectories."""
 CHOICES: Final = 8
@@ -52,6 +52,8 @@ class ToolStepsOptions(ToolOptions):
     """`generate`: the model writes its next act; `choice`: which of four calls it finds likeliest, for models that cannot act."""
     steps: int = 0
     """Steps followed of each errand, drawn with `seed`; 0: all (`choice`: 8)."""
+    leg: str = "prefill"
+    """Of `choice`: `cached_prefix` reads the history from the KV cache, as while decoding, and computes it once for four calls."""
 
 
 class ToolSteps(ToolSuite):
@@ -76,16 +78,24 @@ class ToolSteps(ToolSuite):
             raise UsageError(
                 f"{where}.scoring: choice follows the solver's way and is told in text; change one of them"
             )
+        if options.leg not in ("prefill", "cached_prefix"):
+            raise UsageError(f"{where}.leg: no leg {options.leg!r}; known: prefill, cached_prefix")
         if options.steps < 0:
             raise UsageError(f"{where}.steps: {options.steps}; 0 is all")
-        self.choice = options.scoring == "choice"
+        self.choice, self.cached = options.scoring == "choice", options.leg == "cached_prefix"
         self.traced = options.trajectories == "reference"
         self.count = options.steps or (CHOICES if self.choice else 0)
         self.metrics = LIKELIHOODS if self.choice else ACTS
 
     def needs(self) -> Capabilities:
         """Logprobs of given tokens where calls are chosen from, else what talking about tools needs."""
-        return Capabilities(prompt_logprobs=True) if self.choice else super().needs()
+        choice = Capabilities(prompt_logprobs=True, cached_prefix=self.cached)
+        return choice if self.choice else super().needs()
+
+    def samples(self) -> list[Sample]:
+        """See `ToolSuite.samples`. Where calls are chosen from, errands that need none are left out."""
+        rows = super().samples()
+        return [row for row in rows if self.errands[row.id][1].way] if self.choice else rows
 
     async def trace(self, engine: Engine, sample: Sample, epoch: int, seed: int) -> Trace:
         """The reference's own way, freely; a turn that was cut is no step to follow."""
@@ -132,7 +142,6 @@ class ToolSteps(ToolSuite):
 
     async def _chosen(self, engine: Engine, sample: Sample, found: Sequence[Stage]) -> Attempt:
         """The likelihood of the right call and of three wrong ones, at some steps."""
-        dialect = Dialect("text")
         offered = {
             place: calls
             for place in range(len(found))
@@ -141,14 +150,15 @@ class ToolSteps(ToolSuite):
         drawn = self._drawn(sample, sorted(offered))
         if not drawn:
             return Attempt(trajectory=Trajectory(error="no step has three wrong calls"), state=State.UNSCORED)
-        asked = [await _ask(engine, dialect, found[place], offered[place]) for place in drawn]
+        score = engine.score_cached if self.cached else engine.score
+        asked = [await _ask(engine, score, found[place], offered[place]) for place in drawn]
         steps = tuple(step for _, step, _, _ in asked)
         return Attempt(
             trajectory=Trajectory(
                 turns=tuple(turn for turns, *_ in asked for turn in turns),
                 failure=_worst(steps),
                 steps=steps,
-                protocol=dialect.protocol,
+                protocol="text",
             ),
             scores={
                 "accuracy": float(np.mean([not step.error for step in steps])),
@@ -160,14 +170,16 @@ class ToolSteps(ToolSuite):
 
 
 async def _ask(
-    engine: Engine, dialect: Dialect, stage: Stage, calls: Sequence[ToolCall]
+    engine: Engine, score: Score, stage: Stage, calls: Sequence[ToolCall]
 ) -> tuple[tuple[Completion, ...], Step, tuple[int, ...], float]:
     """One step: a scoring of each call, the one it finds likeliest as a step, all token ids, and the right one's lead in nats.
 
-    A tie is no knowledge of the right call.
+    A tie is no knowledge of the right call. One after the other: the first leaves the history in the cache for the others.
     """
+    dialect = Dialect("text")
     prompt = await engine.tokenize(dialect.shown(stage.messages, stage.tools))
-    turns = await asyncio.gather(*(_score(engine, prompt, dialect.call_text((call,))) for call in calls))
+    texts = [dialect.call_text((call,)) for call in calls]
+    turns = [_turn(text, prompt, await score([*prompt, *await engine.tokenize(text)], len(prompt))) for text in texts]
     likelihood = [sum(turn.logprobs) for turn in turns]
     lead = likelihood[0] - max(likelihood[1:])
     said = calls[0] if lead > 0 else calls[1 + int(np.argmax(likelihood[1:]))]
@@ -176,9 +188,7 @@ async def _ask(
     return tuple(turns), step, ids, lead
 
 
-async def _score(engine: Engine, prompt: tuple[int, ...], text: str) -> Completion:
-    ids = await engine.tokenize(text)
-    scoring: Scoring = await engine.score([*prompt, *ids], len(prompt))
+def _turn(text: str, prompt: tuple[int, ...], scoring: Scoring) -> Completion:
     return Completion(
         text=text,
         token_ids=tuple(int(i) for i in scoring.token_ids),

@@ -5,9 +5,11 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from toys.script import Script, acts
 
 from evalrig import fetch
 from evalrig.bfcl_entries import ANSWERED, CATEGORIES, MULTI_TURN, Entry, entries, schema
@@ -15,8 +17,10 @@ from evalrig.children import Child, Lost
 from evalrig.errors import RunError, UsageError
 from evalrig.simulation import SimulatedArena
 from evalrig.steps import unfit
+from evalrig.suite import Attempt
 from evalrig.suites.agentdojo import Agentdojo, AgentdojoOptions, Task
 from evalrig.suites.bfcl import MORE, Bfcl, BfclOptions, gold
+from evalrig.types import State
 from evalrig.world import ToolError
 
 
@@ -339,3 +343,87 @@ def test_files_that_are_not_as_pinned_are_not_run(monkeypatch: pytest.MonkeyPatc
 def test_entries_are_read_in_the_order_of_their_file() -> None:
     found = [entry.id for entry in entries(fetch.folder_of("bfcl"), "multi_turn_base")]
     assert found == [f"multi_turn_base_{number}" for number in range(200)]
+
+
+class Knowing(Script):
+    """Makes the known answer's calls, several of a turn at once, then says the last words."""
+
+    def __init__(self, calls: list[list[tuple[str, dict[str, Any]]]], words: str = "Done.") -> None:
+        said = [part for turn in calls for part in ([acts(*turn)] if turn else []) + [acts(content=words)]]
+        super().__init__(*said)
+
+
+def attempted(suite: Bfcl | Agentdojo, sample_id: str, engine: Script) -> Attempt:
+    sample = next(sample for sample in suite.samples() if sample.id == sample_id)
+    return asyncio.run(suite.attempt(engine, sample, 0, None))
+
+
+def test_an_attempt_at_a_conversation_succeeds_with_the_known_answer_and_names_how_it_failed_without() -> None:
+    suite = bfcl("multi_turn_base")
+    calls = gold(suite.entries["multi_turn_base_0"])
+    found = attempted(suite, "multi_turn_base_0", Knowing(calls))
+    assert (found.state, found.scores["success"], found.trajectory.failure) == (State.SCORED, 1.0, "")
+    assert len(found.trajectory.steps) == 2 * len(calls)
+    idle = attempted(suite, "multi_turn_base_0", Script(acts(content="Done.")))
+    assert (idle.scores["success"], idle.trajectory.failure) == (0.0, "gave_up")
+    short = attempted(suite, "multi_turn_base_0", Knowing([calls[0], *([] for _ in calls[1:])]))
+    assert (short.scores["success"], short.trajectory.failure) == (0.0, "missed")
+
+
+def test_a_request_takes_twenty_turns_with_calls_and_no_more() -> None:
+    suite = bfcl("multi_turn_base")
+    endless = Script(*(acts(("echo", {"content": str(number)})) for number in range(40)))
+    found = attempted(suite, "multi_turn_base_0", endless)
+    assert (found.state, found.trajectory.failure) == (State.TRUNCATED, "step_limit")
+    assert len(found.trajectory.steps) == 21
+
+
+def test_a_service_lost_twice_over_one_call_is_infra() -> None:
+    suite = bfcl("multi_turn_base")
+    suite._child = Child("bfcl_side", [fetch.folder_of(name) for name in suite.content], seconds=0.5)
+    entry = first(suite, "MathAPI")
+    call = ("logarithm", {"value": 7, "base": 3, "precision": 10**8})
+    found = attempted(suite, entry.id, Script(acts(call)))
+    assert found.state is State.INFRA
+    assert not found.scores
+    assert "lost twice" in found.trajectory.error
+
+
+SINGLE = (
+    ("simple_python_0", [("calculate_triangle_area", {"base": 10, "height": 5})], ""),
+    ("simple_python_0", [("calculate_triangle_area", {"base": 10, "height": 6})], "wrong_arguments"),
+    ("simple_python_0", [("calculate_triangle_area", {"base": "10", "height": 5})], "schema"),
+    ("simple_python_0", [("calculate_triangle_area", "{base: 10}")], "bad_json"),
+    ("simple_python_0", [("area", {"base": 10})], "unknown_tool"),
+    ("simple_python_0", [], "gave_up"),
+    ("irrelevance_0", [], ""),
+    ("irrelevance_0", [("determine_body_mass_index", {"weight": 70, "height": 1.7})], "went_on"),
+)
+
+
+@pytest.mark.parametrize(("sample", "calls", "failure"), SINGLE)
+def test_a_single_turn_is_scored_and_its_failure_named(sample: str, calls: list[Any], failure: str) -> None:
+    suite = bfcl("simple_python", "irrelevance")
+    found = attempted(suite, sample, Script(acts(*calls, content="" if calls else "I cannot.")))
+    assert found.trajectory.failure == failure
+    assert found.scores == {"success": float(not failure)}
+
+
+def test_a_single_turn_that_was_cut_is_truncated() -> None:
+    suite = bfcl("simple_python")
+    cut = replace(acts(content="Let me see"), finish="length")
+    found = attempted(suite, "simple_python_0", Script(cut))
+    assert (found.state, found.scores, found.trajectory.failure) == (State.TRUNCATED, {}, "truncated")
+
+
+def test_an_attempt_at_a_user_task_succeeds_with_the_known_answer() -> None:
+    suite = agentdojo("banking")
+    arena = suite.arena(suite.tasks["banking.user_task_0"])
+    asyncio.run(arena._play())
+    known = suite.gold(arena)
+    found = attempted(
+        suite, "banking.user_task_0", Knowing([[tuple(call) for call in known["calls"]]], known["answer"])
+    )
+    assert (found.state, found.scores["success"], found.trajectory.failure) == (State.SCORED, 1.0, "")
+    idle = attempted(suite, "banking.user_task_0", Script(acts(content="Done.")))
+    assert (idle.scores["success"], idle.trajectory.failure) == (0.0, "gave_up")

@@ -23,8 +23,9 @@ from evalrig.plugins import find, kinds
 from evalrig.runner import Runner
 from evalrig.suite import Attempt, Suite
 from evalrig.types import CheckOutcome, State, Variant
+from evalrig.world import World
 
-SHELVES: dict[str, type] = {"engines": Engine, "suites": Suite, "gates": Gate, "runners": Runner}
+SHELVES: dict[str, type] = {"engines": Engine, "suites": Suite, "gates": Gate, "runners": Runner, "worlds": World}
 EVERY = [(shelf, kind) for shelf in SHELVES for kind in kinds(shelf)]
 HEAVY = {"hydra", "omegaconf", "yaml", "matplotlib", "pyarrow", "pandas", "tokenizers", "gguf", "uvicorn", "starlette"}
 
@@ -41,7 +42,9 @@ def test_a_file_on_a_shelf_defines_exactly_one_class_and_says_what_it_is(shelf: 
     assert not getattr(found, "__abstractmethods__", None)
 
 
-@pytest.mark.parametrize(("shelf", "kind"), [(shelf, kind) for shelf, kind in EVERY if shelf != "runners"])
+@pytest.mark.parametrize(
+    ("shelf", "kind"), [(shelf, kind) for shelf, kind in EVERY if shelf not in ("runners", "worlds")]
+)
 def test_options_are_a_dataclass_with_defaults_that_the_run_file_can_check(shelf: str, kind: str) -> None:
     owner: Any = kind_of(shelf, kind).Options
     assert is_dataclass(owner), "not a dataclass"

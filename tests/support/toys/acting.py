@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from evalrig.engine import Chat, Sampling
 from evalrig.errors import EngineError
@@ -64,7 +65,7 @@ class Actor(Toy):
         return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) < self.options.error_rate * 16**8
 
     def _said_act(self, name: str, own: str, native: bool, length: int) -> Completion:
-        counts = {"prompt_tokens": length, "completion_tokens": 8}
+        counts: Any = {"prompt_tokens": length, "completion_tokens": 8}
         if not name:
             message = Message(role="assistant", content="All done.")
             return Completion(text=message.content, finish="stop", message=message, **counts)

@@ -28,7 +28,7 @@ class Chain(World):
         return [self._errand(horizon, number, random.Random(f"{horizon}/{number}/{seed}")) for number in range(count)]
 
     def _errand(self, horizon: int, number: int, rng: random.Random) -> Errand:
-        ids = [f"{rng.randrange(16**8):08x}" for _ in range(max(1, horizon - 1))]
+        ids = [f"{rng.randrange(16**7):07x}{rng.randrange(10)}" for _ in range(max(1, horizon - 1))]
         start: State = {"next": dict(zip(ids, [*ids[1:], ""], strict=True)), "stamped": [], "locked": [], "marks": {}}
         way = tuple(Move(name="look", arguments={"id": each}) for each in ids[: horizon - 1])
         return Errand(
