@@ -35,11 +35,12 @@ class TalkSuite(Suite):
     """A suite of conversations with tools."""
 
     family = "tool calls"
-    options: TalkOptions
 
     def __init__(self, name: str, options: Any) -> None:
         super().__init__(name, options)
         own: TalkOptions = options
+        self.talk = own
+        """What of the options is about talking."""
         for fits, key, words in (
             (own.protocol in PROTOCOLS, "protocol", f"no protocol {own.protocol!r}; known: {', '.join(PROTOCOLS)}"),
             (own.max_tokens >= 1, "max_tokens", "max_tokens is at least 1"),
@@ -50,23 +51,23 @@ class TalkSuite(Suite):
 
     def needs(self) -> Capabilities:
         """The engine's own tool calls, where they are asked for."""
-        native = self.options.protocol == "native"
+        native = self.talk.protocol == "native"
         return Capabilities(chat=native, tools=native)
 
     def dialect(self, engine: Engine) -> Dialect:
         """How tools are spoken of with this engine."""
-        chosen = self.options.protocol
+        chosen = self.talk.protocol
         if chosen == "auto":
             chosen = "native" if engine.able(engine.options).tools else "text"
-        return Dialect(cast(Protocol, chosen), self.options.stream, self.options.thinking)
+        return Dialect(cast(Protocol, chosen), self.talk.stream, self.talk.thinking)
 
     def sampling(self, sample: str, epoch: int) -> Sampling:
         """Greedy, or drawn with a seed of the attempt's own, the same in every variant."""
-        if not self.options.temperature:
-            return Sampling(max_tokens=self.options.max_tokens)
-        digest = hashlib.sha256(f"{self.options.seed}/{self.name}/{sample}/{epoch}".encode()).digest()
+        if not self.talk.temperature:
+            return Sampling(max_tokens=self.talk.max_tokens)
+        digest = hashlib.sha256(f"{self.talk.seed}/{self.name}/{sample}/{epoch}".encode()).digest()
         seed = int.from_bytes(digest[:4], "big") >> 1
-        return Sampling(max_tokens=self.options.max_tokens, temperature=self.options.temperature, seed=seed)
+        return Sampling(max_tokens=self.talk.max_tokens, temperature=self.talk.temperature, seed=seed)
 
 
 def failure(taken: Ride, needed: int) -> str:

@@ -355,7 +355,12 @@ class Knowing(Script):
 
 def attempted(suite: Bfcl | Agentdojo, sample_id: str, engine: Script) -> Attempt:
     sample = next(sample for sample in suite.samples() if sample.id == sample_id)
-    return asyncio.run(suite.attempt(engine, sample, 0, None))
+
+    async def once() -> Attempt:
+        await engine.start()
+        return await suite.attempt(engine, sample, 0, None)
+
+    return asyncio.run(once())
 
 
 def test_an_attempt_at_a_conversation_succeeds_with_the_known_answer_and_names_how_it_failed_without() -> None:
