@@ -219,16 +219,23 @@ def _validator(schema: str) -> Any:
 
 def unfit(tools: Sequence[Tool]) -> str:
     """What is wrong with tools on offer; empty: nothing."""
-    import jsonschema
-
     for name, count in Counter(tool.name for tool in tools).items():
         if count > 1:
             return f"two tools are called {name!r}"
     for tool in tools:
-        try:
-            jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
-        except jsonschema.SchemaError as error:
-            return f"the parameters of tool {tool.name!r} are no JSON schema: {error.message}"
+        if wrong := _wrong_schema(_schema(tool)):
+            return f"the parameters of tool {tool.name!r} are no JSON schema: {wrong}"
+    return ""
+
+
+@cache
+def _wrong_schema(schema: str) -> str:
+    import jsonschema
+
+    try:
+        jsonschema.Draft202012Validator.check_schema(json.loads(schema))
+    except jsonschema.SchemaError as error:
+        return str(error.message)
     return ""
 
 

@@ -8,12 +8,14 @@ import hashlib
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from pathlib import Path
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
 
 from evalrig.arena import ErrandArena
+from evalrig.conversations import Conversation, read
 from evalrig.dialect import Dialect
 from evalrig.distractors import choices
 from evalrig.engine import Capabilities, Engine, Scoring
@@ -48,6 +50,8 @@ class ToolStepsOptions(ToolOptions):
 
     trajectories: str = "solver"
     """`solver`: the shortest way of each errand; `reference`: what the reference does by itself."""
+    path: str = ""
+    """JSONL of recorded conversations, in place of both."""
     scoring: str = "generate"
     """`generate`: the model writes its next act; `choice`: which of four calls it finds likeliest, for models that cannot act."""
     steps: int = 0
@@ -76,12 +80,16 @@ class ToolSteps(ToolSuite):
             ("solver", "text"),
         ):
             raise UsageError(
-                f"{where}.scoring: choice follows the solver's way and is told in text; change one of them"
+                f"{where}.scoring: choice follows the solver's way or a `path`, and is told in text; change one of them"
             )
         if options.leg not in ("prefill", "cached_prefix"):
             raise UsageError(f"{where}.leg: no leg {options.leg!r}; known: prefill, cached_prefix")
         if options.steps < 0:
             raise UsageError(f"{where}.steps: {options.steps}; 0 is all")
+        if options.path and options.trajectories != "solver":
+            raise UsageError(f"{where}.path: recorded conversations are followed as they are; leave `trajectories` out")
+        self.path = options.path
+        self.recorded: dict[str, tuple[Stage, ...]] = {}
         self.choice, self.cached = options.scoring == "choice", options.leg == "cached_prefix"
         self.traced = options.trajectories == "reference"
         self.count = options.steps or (CHOICES if self.choice else 0)
@@ -93,9 +101,22 @@ class ToolSteps(ToolSuite):
         return choice if self.choice else super().needs()
 
     def samples(self) -> list[Sample]:
-        """See `ToolSuite.samples`. Where calls are chosen from, errands that need none are left out."""
+        """Errands, or recorded conversations. Where calls are chosen from, those that need none are left out."""
+        if self.path:
+            found = read(Path(self.path).expanduser(), f"suites.{self.name}.options.path")
+            self.recorded = {one.id: one.stages for one in found}
+            rows = [_recorded(one) for one in found]
+            return [row for row in rows if any(stage.due for stage in self.recorded[row.id])] if self.choice else rows
         rows = super().samples()
         return [row for row in rows if self.errands[row.id][1].way] if self.choice else rows
+
+    def _stages(self, sample: Sample, trace: Trace | None) -> Sequence[Stage]:
+        """What is followed: as recorded, as the reference went, or the shortest way."""
+        if self.path:
+            return self.recorded[sample.id]
+        world, errand = self.errands[sample.id]
+        messages = walked(world, errand) if trace is None else msgspec.json.decode(trace.text, type=tuple[Message, ...])
+        return stages(messages, errand.tools)
 
     async def trace(self, engine: Engine, sample: Sample, epoch: int, seed: int) -> Trace:
         """The reference's own way, freely; a turn that was cut is no step to follow."""
@@ -114,9 +135,7 @@ class ToolSteps(ToolSuite):
 
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """The steps of one errand."""
-        world, errand = self.errands[sample.id]
-        messages = walked(world, errand) if trace is None else msgspec.json.decode(trace.text, type=tuple[Message, ...])
-        found = stages(messages, errand.tools)
+        found = self._stages(sample, trace)
         if self.choice:
             return await self._chosen(engine, sample, found)
         dialect = self.dialect(engine)
@@ -130,7 +149,7 @@ class ToolSteps(ToolSuite):
             trajectory=trajectory,
             scores=_scores(steps),
             prompt_sha256=await seen_sha256(engine, dialect, first.messages, first.tools, turns[0].prompt_tokens),
-            tokens_sha256=_sha256(messages),
+            tokens_sha256=_sha256(found),
             retries=sum(turn.retries for turn in turns),
         )
 
@@ -215,5 +234,11 @@ def _worst(steps: Sequence[Step]) -> str:
     return next((step.error for step in steps if step.error), "")
 
 
-def _sha256(messages: Sequence[Any]) -> str:
-    return hashlib.sha256(msgspec.json.encode(messages)).hexdigest()
+def _recorded(one: Conversation) -> Sample:
+    return Sample(
+        id=one.id, messages=one.stages[0].messages, target=f"sha256 {_sha256(one.stages)}", tags=("recorded",)
+    )
+
+
+def _sha256(found: Sequence[Stage]) -> str:
+    return hashlib.sha256(msgspec.json.encode(found)).hexdigest()

@@ -34,7 +34,7 @@ class ToolWorlds(ToolSuite):
     brief: ClassVar[Mapping[str, int]] = {"max_tokens": 64}
     metrics: tuple[Metric, ...] = (
         Metric(name="success", kind="binary", units="points", scale=100.0),
-        Metric(name="steps_ratio", kind="continuous", units="needed calls per call made"),
+        Metric(name="steps_ratio", kind="continuous", units="needed calls per call made, 0 where it failed"),
     )
 
     def __init__(self, name: str, options: ToolWorldsOptions) -> None:
@@ -78,6 +78,5 @@ def _scores(taken: Ride, errand: Errand) -> dict[str, float]:
     }
     if taken.end in ("truncated", "step_limit"):
         return scores
-    if taken.success:
-        scores["steps_ratio"] = (errand.horizon + 1) / (calls + 1)  # the answer is an act, too
-    return {"success": float(taken.success), **scores}
+    needed, made = errand.horizon + 1, calls + 1  # the answer is an act, too
+    return {"success": float(taken.success), "steps_ratio": taken.success * needed / max(needed, made), **scores}

@@ -29,6 +29,9 @@ SHELVES: dict[str, type] = {"engines": Engine, "suites": Suite, "gates": Gate, "
 EVERY = [(shelf, kind) for shelf in SHELVES for kind in kinds(shelf)]
 HEAVY = {"hydra", "omegaconf", "yaml", "matplotlib", "pyarrow", "pandas", "tokenizers", "gguf", "uvicorn", "starlette"}
 
+ENDLESS = {"tool_worlds", "bfcl", "agentdojo"}
+"""Suites whose attempts run until the model is done: the toy's greedy words never end, and a limit cuts them."""
+
 
 def kind_of(shelf: str, kind: str) -> Any:
     return find(shelf, kind, SHELVES[shelf], "test")
@@ -128,8 +131,9 @@ def test_a_suite_has_metrics_and_can_be_attempted(kind: str) -> None:
         return await suite.attempt(toy, sample, 0, trace)
 
     found = asyncio.run(attempt())
-    assert found.state is State.SCORED
-    assert {metric.name for metric in suite.metrics if metric.kind != "distance"} <= set(found.scores)
+    assert found.state is (State.TRUNCATED if kind in ENDLESS else State.SCORED)
+    wanted = {metric.name for metric in suite.metrics if metric.kind != "distance"}
+    assert kind in ENDLESS or wanted <= set(found.scores)
     assert all(np.isfinite(value) for value in found.scores.values())
     assert found.prompt_sha256, "without it nobody can tell that both arms saw the same tokens"
     assert found.trajectory.turns

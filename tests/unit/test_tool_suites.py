@@ -95,7 +95,7 @@ def test_free_runs_say_how_they_came_out(records: Any) -> None:
         assert row.scores["steps"] == len(row.trajectory.steps)
         assert row.scores["errors"] == sum(bool(step.error) for step in row.trajectory.steps)
         assert bool(row.trajectory.failure) == (row.scores["success"] == 0.0)
-        assert ("steps_ratio" in row.scores) == (row.scores["success"] == 1.0)
+        assert row.scores["success"] - 0.5 < row.scores["steps_ratio"] <= row.scores["success"]
         assert row.trajectory.failure in ("", *ToolWorlds.failures)
     assert {row.scores["steps_ratio"] for row in records["reference", "free"]} == {1.0}
 
@@ -262,3 +262,24 @@ def test_many_attempts_in_flight_share_no_state() -> None:
     engine, success, _ = benchmark.measured(attempts=200, slots=64, service=0.01, horizon=3)
     assert success == [1.0] * 200
     assert len(engine.calls) == 800
+
+
+def test_recorded_conversations_are_followed_step_by_step(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"id": "9f31c0a4"}'}}
+    said = [
+        {"role": "system", "content": "You follow chains."},
+        {"role": "user", "content": "Begin at 9f31c0a4."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": '{"done": true}', "tool_call_id": "a"},
+        {"role": "assistant", "content": "All done."},
+    ]
+    path = tmp_path / "conversations.jsonl"
+    path.write_text(json.dumps({"id": "one", "messages": said, "tools": [tool]}) + "\n")
+    found = attempted(forced(path=str(path)), actor())
+    assert [(step.error, step.stopped) for step in found.trajectory.steps] == [("", False), ("", True)]
+    assert found.scores["agreement"] == 1.0
+    with pytest.raises(UsageError, match="recorded conversations are followed as they are"):
+        forced(path=str(path), trajectories="reference")
+    with pytest.raises(UsageError, match=r"suites\.tool_steps\.options\.path: cannot read"):
+        forced(path="nowhere.jsonl").samples()
