@@ -145,7 +145,7 @@ def test_a_call_that_never_ends_is_lost_and_no_score() -> None:
     assert "5" in asyncio.run(endless())
 
 
-HOSTILE = ("__import__('os').system('touch /tmp/owned')", "x'); import os; os._exit(1) #", "ls()", "{0.__class__}")
+HOSTILE = ("__import__('os').system('touch owned')", "x'); import os; os._exit(1) #", "ls()", "{0.__class__}")
 
 
 @pytest.mark.parametrize("text", HOSTILE)
