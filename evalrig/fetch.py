@@ -65,7 +65,8 @@ class Card:
     """What a model or a suite's data is, whose it is, and under which licence."""
 
     name: _Text
-    kind: Literal["model", "data"]
+    kind: Literal["model", "data", "source"]
+    """`source`: files that keep their places in the wheel, programs among them, for a process of their own (`children.py`)."""
     title: _Text
     owner: _Text
     upstream: _Text
@@ -80,13 +81,16 @@ class Card:
         """Where the file lies, or will lie once fetched."""
         if self.package is None:
             return content_dir("suites") / self.name / file.path
-        return cache_dir() / ("models" if self.kind == "model" else "data") / self.name / file.name
+        folder = cache_dir() / {"model": "models", "data": "data", "source": "sources"}[self.kind] / self.name
+        return folder / (file.path if self.kind == "source" else file.name)
 
 
 def cards() -> dict[str, Card]:
     """Every shipped card by name."""
     suites, known = content_dir("suites"), dict[str, Card]()
-    for path in sorted([*suites.glob("*/card.yaml"), *suites.glob("models/*.yaml")]):
+    for path in sorted(
+        path for form in ("*/card.yaml", "models/*.yaml", "sources/*.yaml") for path in suites.glob(form)
+    ):
         name = path.parent.name if path.name == "card.yaml" else path.stem
         try:
             known[name] = msgspec.json.decode(path.read_bytes(), type=Card)
@@ -107,6 +111,18 @@ def path_of(name: str, file: str | None = None) -> Path:
     if not _here(card, chosen):
         raise UsageError(f"{name}: not in the cache; run `evalrig fetch`")
     return card.place(chosen)
+
+
+def folder_of(name: str) -> Path:
+    """The folder of a fetched card of kind `source`, every file verified: what lies there is run."""
+    [card] = _chosen([name])
+    folder = cache_dir() / "sources" / card.name
+    for file in card.files:
+        if not card.place(file).is_file():
+            raise UsageError(f"{name}: not in the cache; run `evalrig fetch`")
+        if _sha256(card.place(file)) != file.sha256:
+            raise UsageError(f"{card.place(file)}: not what its card says; remove {folder} and run `evalrig fetch`")
+    return folder
 
 
 def fetch(names: Iterable[str], source: Path | None, say: Say) -> None:
@@ -147,11 +163,16 @@ def _here(card: Card, file: CardFile) -> bool:
 
 def _stale(card: Card, say: Say) -> Iterator[CardFile]:
     """The files of a card that are absent, or that are not what the card says."""
+    good = 0
     for file in card.files:
-        if card.place(file).is_file() and _sha256(card.place(file)) == file.sha256:
-            say(f"{card.name}: {file.name} is {'in the cache' if card.package else 'shipped'}, sha256 verified")
-        else:
+        if not card.place(file).is_file() or _sha256(card.place(file)) != file.sha256:
             yield file
+            continue
+        good += 1
+        if card.kind != "source":
+            say(f"{card.name}: {file.name} is {'in the cache' if card.package else 'shipped'}, sha256 verified")
+    if card.kind == "source" and good:
+        say(f"{card.name}: {good} of {len(card.files)} files are in the cache, sha256 verified")
 
 
 @contextlib.contextmanager
@@ -225,6 +246,8 @@ def _unpack(package: Package, wanted: list[tuple[Card, CardFile]], folder: Path,
             for each in wanted:
                 with archive.open(each[1].path) as stream:
                     _store(each, stream, work, say)
+        for name in sorted({card.name for card, _ in wanted if card.kind == "source"}):
+            say(f"{name}: files ready")
     except (KeyError, zipfile.BadZipFile) as error:
         raise UsageError(f"{wheel}: {error.args[0]}; card and wheel do not fit, please report it") from error
 
@@ -243,7 +266,8 @@ def _store(wanted: tuple[Card, CardFile], stream: IO[bytes], work: Path, say: Sa
         raise UsageError(f"{card.name}: {file.path} is not what the card says; nothing was kept, please report it")
     place.parent.mkdir(parents=True, exist_ok=True)
     partial.replace(place)
-    say(f"{card.name}: {file.name} ready, {file.size / 1e6:.1f} MB")
+    if card.kind != "source":
+        say(f"{card.name}: {file.name} ready, {file.size / 1e6:.1f} MB")
 
 
 def _sha256(path: Path) -> str:

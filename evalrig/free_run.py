@@ -30,6 +30,8 @@ class Limits:
     """The same calls with the same results so often in a row are a loop."""
     tokens: int = 0
     """Generated over all turns; 0: no limit but that of each turn."""
+    per_request: int = 0
+    """Turns of the model for one request of the user's; 0: no limit but that over all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,8 @@ class _Course:
         """One request of the user's, up to an answer: the end and the answer."""
         self.messages.append(Message(role="user", content=words))
         tools = self.arena.tools()
-        while len(self.turns) < self.limits.steps:
+        last = min(self.limits.steps, len(self.turns) + (self.limits.per_request or self.limits.steps))
+        while len(self.turns) < last:
             said, message = await self._ask(tools)
             if said is None:
                 return "truncated", ""

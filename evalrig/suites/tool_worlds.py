@@ -7,18 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from evalrig import steps
 from evalrig.arena import ErrandArena
 from evalrig.engine import Engine
 from evalrig.errors import UsageError
 from evalrig.free_run import Limits, Ride, ride
 from evalrig.suite import Attempt
+from evalrig.talk_suite import FAILURES, failure
 from evalrig.tool_suite import ToolOptions, ToolSuite, seen_sha256
 from evalrig.types import Metric, Sample, State, Trace, Trajectory
 from evalrig.world import Errand
-
-FAILURES = (*steps.ERRORS, "step_limit", "missed")
-"""`missed`: every step was sound by itself, and they did not lead to the goal."""
 
 
 @dataclass(kw_only=True)
@@ -60,7 +57,7 @@ class ToolWorlds(ToolSuite):
         trajectory = Trajectory(
             turns=taken.turns,
             answer=taken.answer,
-            failure=_failure(taken, errand),
+            failure=failure(taken, errand.horizon),
             steps=taken.steps,
             protocol=dialect.protocol,
         )
@@ -83,18 +80,3 @@ def _scores(taken: Ride, errand: Errand) -> dict[str, float]:
         return scores
     needed, made = errand.horizon + 1, calls + 1  # the answer is an act, too
     return {"success": float(taken.success), "steps_ratio": taken.success * needed / max(needed, made), **scores}
-
-
-def _failure(taken: Ride, errand: Errand) -> str:
-    """What decided: the limit that ended it, a call that was lost, the first step that was wrong by itself."""
-    if taken.success:
-        return ""
-    if taken.end != "answered":
-        return taken.end
-    if taken.steps[-1].error:
-        return taken.steps[-1].error
-    sound = [step for step in taken.steps if not step.stopped and step.valid]
-    if errand.horizon and not sound:
-        first = next((step.error for step in taken.steps if step.error), "")
-        return first or "gave_up"
-    return next((step.error for step in taken.steps if step.error and step.error != "refused_call"), "missed")

@@ -30,7 +30,7 @@ def test_a_card_says_what_and_whose(name: str) -> None:
     said = (card.title, card.owner, card.upstream, card.licence, card.licence_note, *(file.note for file in card.files))
     assert all(text.strip() and "\n" not in text for text in said)
     assert all(file.size > 0 for file in card.files)
-    assert len({file.name for file in card.files}) == len(card.files)
+    assert len({card.place(file) for file in card.files}) == len(card.files)
     assert card.package is None or card.package.wheel.startswith(
         f"{card.package.name.replace('-', '_')}-{card.package.version}-"
     )

