@@ -26,6 +26,7 @@ from evalrig.content import content_dir
 from evalrig.errors import UsageError
 from evalrig.plugins import kinds
 
+SUITES = ", ".join(sorted(path.stem for path in (content_dir("conf") / "suite").glob("*.yaml")))
 ENGINES = " ".join(sorted(path.stem for path in (content_dir("conf") / "engine").glob("*.yaml")))
 
 
@@ -88,8 +89,7 @@ OVERRIDES = {
     "gates.lead.gatng=true": "gates.lead.gatng: no such key; did you mean `gating`?",
     "gates.leed.margin=1": "gates.leed: no such key; did you mean `lead`?",
     "gates.lead.suite=piqaa": "gates.lead.suite: no suite `piqaa`; did you mean `piqa`?",
-    "gates.lead.suite=zzz": "gates.lead.suite: no suite `zzz`; known: code_repair, coding_basics, humaneval, kl, livecodebench, "
-    "piqa, short_answers",
+    "gates.lead.suite=zzz": f"gates.lead.suite: no suite `zzz`; known: {SUITES}",
     "candidates.xyz.args.noise=1": "candidates.xyz: no such key; known: cheap",
     "suites.kl.options.leg=cached_prefix": "suites.kl.options.leg: not in the run file, which has prompts, tokens, top_k "
     "there; write `+suites.kl.options.leg=...` to add it",
