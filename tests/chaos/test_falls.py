@@ -74,7 +74,7 @@ def test_a_crash_more_often_than_allowed_ends_that_candidate_and_the_other_is_ju
 
 def test_a_hang_is_seen_ended_and_restarted(kind: str, tmp_path: Path) -> None:
     """It answers no health check either, and ignores SIGTERM."""
-    path = fleet_file(tmp_path, kind, {"hangs": "hang@40;"}, request_seconds=4, hang_seconds=5)
+    path = fleet_file(tmp_path, kind, {"hangs": "hang@50;"}, request_seconds=4, hang_seconds=5)
     finished = carry_out(path)
     assert starts(tmp_path, "hangs") == 2
     assert made(finished.folder, "hangs") == owed(finished.folder, "hangs")

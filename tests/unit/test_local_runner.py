@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from toys.runs import Silent, carry_out, run_file
 from evalrig.config.schema import SuiteConfig
 from evalrig.errors import EngineError
 from evalrig.plan import Cell, Plan
-from evalrig.runner import Work
+from evalrig.runner import Filing, Work
 from evalrig.runners.local import Board, Local, _seed
 from evalrig.types import AGAIN, REFERENCE, Outcome, State
 
@@ -40,7 +41,7 @@ def board(plan: Plan, join_above: int = 4, only: Sequence[Cell] | None = None) -
         answers={},
         engine=chosen,
         preflight=chosen,
-        file=chosen,
+        file=Mock(spec=Filing),
     )
     return Board(work, join_above)
 
