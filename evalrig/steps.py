@@ -243,6 +243,22 @@ def _wrong_schema(schema: str) -> str:
         jsonschema.Draft202012Validator.check_schema(json.loads(schema))
     except jsonschema.SchemaError as error:
         return str(error.message)
+    return _nowhere(json.loads(schema))
+
+
+def _nowhere(schema: Any) -> str:
+    """A `$ref` of a schema that leads nowhere, which shows only when a call comes to it."""
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+    for at, leaf in _leaves(schema):
+        if at[-1:] == ("$ref",) and isinstance(leaf, str):
+            try:
+                resolver.lookup(leaf)
+            except Unresolvable:
+                return f"its `$ref` {leaf!r} leads nowhere"
     return ""
 
 
