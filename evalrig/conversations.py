@@ -13,6 +13,7 @@ import msgspec
 
 from evalrig.errors import UsageError, one_line
 from evalrig.forced_steps import Stage
+from evalrig.steps import canonical
 from evalrig.types import Message, Tool, ToolCall
 
 
@@ -106,7 +107,7 @@ def read(path: Path, where: str) -> list[Conversation]:
 def _conversation(line: bytes, at: str) -> Conversation:
     try:
         read = msgspec.json.decode(line, type=_Line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{at}: {one_line(str(error))}; a line holds id, messages and tools in OpenAI's form"
         ) from error
@@ -179,6 +180,10 @@ def _arguments(call: ToolCall, at: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         fault = one_line(str(error)) or "nested too deep"
         raise UsageError(f"{at}: the arguments of {call.name!r} are no JSON: {fault}; correct them") from error
+    if isinstance(arguments, dict) and canonical(call.arguments) is None:
+        raise UsageError(
+            f"{at}: the arguments of {call.name!r} nest too deep or hold what no argument can be; correct them"
+        )
     if not isinstance(arguments, dict):
         raise UsageError(f"{at}: the arguments of {call.name!r} are no object; write them as {{...}}")
     return arguments

@@ -20,11 +20,10 @@ STOPS: Final = ("<tool_response>", "\nObservation:")
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _REACT = re.compile(
-    r"^[ \t]*Action:[ \t]*(.*?)[ \t]*\n+[ \t]*Action Input:[ \t]*(.*?)[ \t]*(?=^[ \t]*(?:Action|Thought|Observation|Final Answer):|\Z)",
+    r"^[ \t]*Action:[ \t]*([^\n]*)\n+[ \t]*Action Input:[ \t]*(.*?)(?=^[ \t]*(?:Action|Thought|Observation|Final Answer):|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 _FINAL = re.compile(r"^[ \t]*Final Answer:[ \t]*", re.MULTILINE)
-_FENCE = re.compile(r"\A\s*```(?:json)?\s*\n(.*)\n\s*```\s*\Z", re.DOTALL)
 
 
 class Dialect:
@@ -202,8 +201,13 @@ def _hermes(block: str) -> ToolCall:
 
 
 def _inside(block: str) -> str:
-    fenced = _FENCE.match(block)
-    return fenced[1] if fenced else block
+    """Without the fence around it. By hand: a pattern takes forever over thousands of blank lines, which models do write."""
+    whole = block.strip()
+    first, _, rest = whole.partition("\n")
+    last = rest.rpartition("\n")[2]
+    if first.rstrip() in ("```", "```json") and last.strip() == "```":
+        return rest.removesuffix(last).strip()
+    return block
 
 
 def _call(block: str, value: dict[str, object]) -> ToolCall:
@@ -212,11 +216,12 @@ def _call(block: str, value: dict[str, object]) -> ToolCall:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     if canonical(_inside(block)) is None:  # a key twice: which one was meant?
         text = block.strip()
-    return ToolCall(id="", name=str(value["name"]), arguments=text)
+    name = str(value["name"]).encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # no file holds half a pair
+    return ToolCall(id="", name=name, arguments=text)
 
 
 def _react(name: str, arguments: str) -> ToolCall:
-    return ToolCall(id="", name=name.strip("`*\"' "), arguments=_inside(arguments).strip())
+    return ToolCall(id="", name=name.strip("`*\"' \t"), arguments=_inside(arguments).strip())
 
 
 def _bare(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:

@@ -103,10 +103,11 @@ def _turns(sample: Sample, at: str) -> list[Sample]:
         raise UsageError(f"{at}: a finished conversation has a question and an answer; give both")
     if not with_tools(sample):
         return [fixed]
+    if said[0] == 0:
+        raise UsageError(f"{at}: the assistant's first message answers nothing; begin with the user's")
     return [
         replace(fixed, id=f"{sample.id}.{turn}", messages=sample.messages[: i + 1], cluster=sample.id)
         for turn, i in enumerate(said, 1)
-        if i
     ]
 
 
@@ -193,5 +194,5 @@ def _rows(path: Path, kind: type[T], where: str, holds: str) -> Iterator[tuple[s
         if line.strip():
             try:
                 yield at, msgspec.json.decode(line, type=kind)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise UsageError(f"{at}: {error}; a line holds {holds}") from error

@@ -38,15 +38,19 @@ _LOST = re.compile(
     r"|<minimax:tool_call>|<invoke name=|<\|channel\|>commentary to=functions"
 )
 """How model families begin a call. A parser takes these out of the text; one that is left is a call that it lost."""
+_HALF = re.compile("[\ud800-\udfff]")
 _DATE = re.compile(r"\d{4}-\d\d(-\d\d)?([T ]\d\d:\d\d.*)?")
 _LARGEST = 300
 """Digits of a number: beyond, it is no argument but a model that repeats itself."""
+_DEEPEST = 64
+"""Objects and lists in one another: so, too; what copies and compares values goes no deeper than the stack."""
 
 
 def canonical(arguments: str) -> dict[str, Any] | None:
     """A call's arguments as an object with sorted keys and numbers by value (1.0 is 1); None: no JSON object, or a key twice.
 
-    No text at all is the empty object: so do servers write a call without arguments.
+    No text at all is the empty object: so do servers write a call without arguments. Half of a surrogate pair, which no file
+    can hold, is no JSON here.
     """
     try:
         found = json.loads(
@@ -58,7 +62,7 @@ def canonical(arguments: str) -> dict[str, Any] | None:
         )
     except (ValueError, RecursionError, InvalidOperation):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and _sane(found) else None
 
 
 def plain(value: Any) -> Any:
@@ -70,7 +74,10 @@ def complaint(call: ToolCall, tools: Sequence[Tool]) -> tuple[str, str]:
     """What is wrong with one call by itself: a word of `ERRORS` and a line for the model; both empty: nothing."""
     arguments = canonical(call.arguments)
     if arguments is None:
-        return "bad_json", "the arguments are no JSON object, or hold a key twice; write one JSON object"
+        return (
+            "bad_json",
+            "the arguments are no JSON object, or hold a key twice, or nest too deep; write one JSON object",
+        )
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
         known = ", ".join(sorted(tool.name for tool in tools))
@@ -236,6 +243,22 @@ def _wrong_schema(schema: str) -> str:
         jsonschema.Draft202012Validator.check_schema(json.loads(schema))
     except jsonschema.SchemaError as error:
         return str(error.message)
+    return _nowhere(json.loads(schema))
+
+
+def _nowhere(schema: Any) -> str:
+    """A `$ref` of a schema that leads nowhere, which shows only when a call comes to it."""
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+    for at, leaf in _leaves(schema):
+        if at[-1:] == ("$ref",) and isinstance(leaf, str):
+            try:
+                resolver.lookup(leaf)
+            except Unresolvable:
+                return f"its `$ref` {leaf!r} leads nowhere"
     return ""
 
 
@@ -244,6 +267,22 @@ def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("a key twice")
     return dict(sorted(found.items()))
+
+
+def _sane(value: Any) -> bool:
+    """Not too deep, and text that can be written to a file. Level by level: depth costs no stack."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        if not level:
+            return True
+        objects_ = [each for each in level if isinstance(each, dict)]
+        words = [each for each in level if isinstance(each, str)] + [key for each in objects_ for key in each]
+        if any(_HALF.search(text) for text in words):
+            return False
+        level = [one for each in objects_ for one in each.values()] + [
+            one for each in level if isinstance(each, list) for one in each
+        ]
+    return not level
 
 
 def _number(text: str) -> int | float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from evalrig.plan import SuitePlan
 from evalrig.report.shown_maps import Row, Table
 from evalrig.report.shown_steps import StepsView
 from evalrig.report.survived import survival
-from evalrig.report.words import NOTHING, count, level, p_value, percent, signed, significant, span
-from evalrig.types import AGAIN
+from evalrig.report.words import NOTHING, count, level, listed, p_value, percent, signed, significant, span
+from evalrig.types import AGAIN, REFERENCE
 
 NOISE = "A/A (reference again)"
 WHAT: Mapping[Of, str] = {"any": "any error", "invalid": "invalid call", "divergence": "unlike the reference's step"}
@@ -34,7 +35,7 @@ def steps_view(gathered: Gathered, suite: SuitePlan) -> StepsView | None:
         return None
     alpha = gathered.plan.header.alpha
     return StepsView(
-        note=_note(arms),
+        note=" ".join(filter(None, (_note(arms), _told(gathered, suite), _drawn(gathered, suite)))),
         survival=survival(gathered, suite, arms, NOISE),
         hazards=_hazards(arms, alpha),
         lines=tuple(line for name, one in arms.items() if name != NOISE for line in _lines(name, one, alpha)),
@@ -57,6 +58,23 @@ def _note(arms: Mapping[str, Horizon]) -> str:
         gone = f" (lost: {lost.candidate:,} here, {lost.reference:,} of the reference)" if lost.share else ""
         parts.append(f"{name}: {count(one.attempts, 'attempt')} in both arms{gone}")
     return f"{way} {'; '.join(parts)}."
+
+
+def _told(gathered: Gathered, suite: SuitePlan) -> str:
+    """How tools were spoken of, as the records say."""
+    arms = (REFERENCE, *gathered.plan.candidates, AGAIN)
+    found = sorted({record.trajectory.protocol for arm in arms for record in gathered.records[arm, suite.name]} - {""})
+    return f"Tools were offered by the protocol {listed(found)}." if found else ""
+
+
+def _drawn(gathered: Gathered, suite: SuitePlan) -> str:
+    """Where some steps of an attempt were followed, they are counted as if they were all."""
+    options: Any = gathered.plan.config
+    for key in ("suites", suite.name, "options"):
+        options = (options.get(key) or {}) if isinstance(options, Mapping) else {}
+    if not isinstance(options, Mapping) or not (options.get("steps") or options.get("scoring") == "choice"):
+        return ""
+    return "Some steps of an attempt were followed: step 1 is the first of those, not of the task, and growth is per ten of them."
 
 
 # ---- rates

@@ -22,7 +22,7 @@ from evalrig.engine import Capabilities, Engine, Scoring
 from evalrig.errors import UsageError
 from evalrig.forced_steps import Stage, follow, stages, walked
 from evalrig.free_run import Limits, ride
-from evalrig.steps import ERRORS, compared
+from evalrig.steps import ERRORS, compared, unfit
 from evalrig.suite import Attempt, ids_sha256
 from evalrig.tool_suite import ToolOptions, ToolSuite, seen_sha256
 from evalrig.types import Completion, Message, Metric, Sample, State, Step, ToolCall, Trace, Trajectory
@@ -104,6 +104,9 @@ class ToolSteps(ToolSuite):
         """Errands, or recorded conversations. Where calls are chosen from, those that need none are left out."""
         if self.path:
             found = read(Path(self.path).expanduser(), f"suites.{self.name}.options.path")
+            for one in found:
+                if wrong := unfit(one.stages[0].tools):
+                    raise UsageError(f"suites.{self.name}.options.path: {self.path}: {one.id}: {wrong}; correct it")
             self.recorded = {one.id: one.stages for one in found}
             rows = [_recorded(one) for one in found]
             return [row for row in rows if any(stage.due for stage in self.recorded[row.id])] if self.choice else rows
@@ -219,11 +222,11 @@ def _turn(text: str, prompt: tuple[int, ...], scoring: Scoring) -> Completion:
 
 
 def _scores(steps: Sequence[Step]) -> dict[str, float]:
-    """Shares of the steps followed. `trigger`: words where words are due, and calls where calls are."""
+    """Shares of the steps followed. `trigger`: words where words are due, and calls where calls are; a cut turn is neither."""
     return {
         "agreement": float(np.mean([not step.error for step in steps])),
         "schema_valid": float(np.mean([step.valid for step in steps])),
-        "trigger": float(np.mean([step.stopped == (step.due == "[]") for step in steps])),
+        "trigger": float(np.mean([step.error != "truncated" and step.stopped == (step.due == "[]") for step in steps])),
         "errors": float(sum(bool(step.error) for step in steps)),
         "steps": float(len(steps)),
     }

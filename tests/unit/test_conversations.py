@@ -126,6 +126,7 @@ def _cut(*places: int) -> Callable[[Any], None]:
         (_set(5, tool_calls=[call("3", "move", '{"of": NaN}')]), "NaN is no JSON number"),
         (_set(5, tool_calls=[call("3", "move", "[" * 9999)]), "the arguments of 'move' are no JSON"),
         (_set(5, tool_calls=[call("3", "move", "[]")]), "are no object"),
+        (_set(5, tool_calls=[call("3", "move", '{"of": "\\ud800"}')]), "hold what no argument can be"),
         (_set(5, tool_calls=[call("3", "move", "{}"), call("3", "look", "{}")]), "two calls with one id"),
         (_set(7, content=" "), "message 8 has neither content nor tool_calls"),
         (_cut(4), "message 5 comes before the results of \\['1'\\]"),

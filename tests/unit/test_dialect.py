@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from toys.engine import Toy, ToyOptions
 
 from evalrig.dialect import STOPS, Dialect, call_id
 from evalrig.engine import Capabilities, Chat, Launch, Sampling
+from evalrig.steps import taken
 from evalrig.types import Completion, Message, Tool, ToolCall, Variant
 
 TOOL = Tool(name="open", description="Opens", parameters={"type": "object", "properties": {"id": {"type": "string"}}})
@@ -96,6 +99,24 @@ def test_a_turn_that_never_leaves_an_opened_thinking_block_holds_no_act() -> Non
     assert read(HERMES)
     assert read(HERMES, thinking=True) == []
     assert read(f"so</think>{HERMES}", thinking=True)
+
+
+def test_half_a_character_in_a_call_can_be_kept_in_a_record() -> None:
+    for written in ('{"name": "op\\ud800", "arguments": {}}', '{"name": "open", "arguments": {"id": "\\ud800"}}'):
+        message = asked(Dialect("text"), Sayer(said(f"<tool_call>{written}</tool_call>")))
+        assert b"op" in msgspec.json.encode(message)
+        assert taken(message.tool_calls, "", (TOOL,)).error in ("bad_json", "unknown_tool")
+        msgspec.json.encode(taken(message.tool_calls, "", (TOOL,)))
+
+
+def test_blank_lines_in_a_fence_take_no_time() -> None:
+    """A pattern took 22 s over 3,000 of them, and every other attempt waited."""
+    began = time.process_time()
+    assert read("```json" + "\n" * 20_000 + "x") == []
+    assert read("```json" + "\n" * 2_000 + HERMES + "\n" * 2_000 + "```")
+    assert read("Action: open\nAction: open" + "\n" * 50_000 + "x") == []
+    assert read("Action: open\t\n\nAction Input: {}" + " " * 50_000 + "\nFinal Answer: 1") == [("open", "{}")]
+    assert time.process_time() - began < 5
 
 
 def test_a_key_twice_is_no_call_to_guess_at() -> None:

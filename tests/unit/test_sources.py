@@ -153,6 +153,8 @@ def test_every_turn_of_a_conversation_with_tools_is_a_sample_in_one_cluster(tmp_
         ({"messages": TALK, "tools": [{"type": "function"}]}, "Object missing required field `function`"),
         ({"messages": [TALK[0], {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
          "the arguments of a call of 'f' are no JSON object; correct them"),
+        ({"messages": [{"role": "assistant", "content": "Hello."}, *TALK], "tools": TOOLS},
+         "the assistant's first message answers nothing; begin with the user's"),
     ],
 )  # fmt: skip
 def test_a_line_with_tools_that_no_template_can_show_is_named(tmp_path: Path, row: Any, why: str) -> None:

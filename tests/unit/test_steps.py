@@ -50,6 +50,10 @@ def written(arguments: str) -> ToolCall:
         ('{"a": 1e400}', None),
         ('{"a": ' + "9" * 5000 + "}", None),
         ("[" * 100_000, None),
+        ('{"a": ' + "[" * 300 + "]" * 300 + "}", None),
+        ('{"a": ["\\ud800"]}', None),
+        ('{"\\udfff": 1}', None),
+        ('{"a": "\\ud83d\\ude00"}', {"a": "\U0001f600"}),
         ('{"a": 1} and so on', None),
         ("{'a': 1}", None),
         ("{__import__('os')}", None),
@@ -173,3 +177,12 @@ def test_tools_that_cannot_be_offered_are_named() -> None:
     assert unfit([*TOOLS, TOOLS[0]]) == "two tools are called 'open'"
     wrong = Tool(name="odd", description="", parameters={"type": "objekt"})
     assert "tool 'odd' are no JSON schema" in unfit([wrong])
+
+
+def test_a_reference_that_leads_nowhere_is_named_before_a_call_comes_to_it() -> None:
+    lost = {"type": "object", "properties": {"x": {"$ref": "#/$defs/gone"}}, "$defs": {"there": {"type": "string"}}}
+    assert "its `$ref` '#/$defs/gone' leads nowhere" in unfit([Tool(name="odd", description="", parameters=lost)])
+    away = {"type": "object", "properties": {"x": {"$ref": "http://127.0.0.1:9/schema"}}}
+    assert "leads nowhere" in unfit([Tool(name="odd", description="", parameters=away)])
+    found = {**lost, "properties": {"x": {"$ref": "#/$defs/there"}, "$ref": {"type": "string"}}}
+    assert not unfit([Tool(name="fine", description="", parameters=found)])

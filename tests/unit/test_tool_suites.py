@@ -250,6 +250,19 @@ def test_steps_where_words_are_due_count_for_the_trigger() -> None:
     assert json.loads(found.trajectory.steps[-1].due) == []
 
 
+def test_a_turn_that_was_cut_is_right_about_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as calls where calls are due: a candidate that thinks to its limit kept a full `trigger`."""
+    engine, chat = actor(), Actor.chat
+
+    async def cut(self: Actor, *asked: Any) -> Any:
+        return replace(await chat(self, *asked), finish="length")
+
+    monkeypatch.setattr(Actor, "chat", cut)
+    found = attempted(forced(), engine)
+    assert {step.error for step in found.trajectory.steps} == {"truncated"}
+    assert (found.scores["agreement"], found.scores["trigger"]) == (0.0, 0.0)
+
+
 def test_many_attempts_in_flight_share_no_state() -> None:
     """The benchmark in small: its world changes the arguments it is given and all else it can reach."""
     path = Path(__file__).parents[2] / "benchmarks" / "arena.py"
@@ -265,7 +278,7 @@ def test_many_attempts_in_flight_share_no_state() -> None:
 
 
 def test_recorded_conversations_are_followed_step_by_step(tmp_path: Path) -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"id": "9f31c0a4"}'}}
     said = [
         {"role": "system", "content": "You follow chains."},
@@ -283,3 +296,7 @@ def test_recorded_conversations_are_followed_step_by_step(tmp_path: Path) -> Non
         forced(path=str(path), trajectories="reference")
     with pytest.raises(UsageError, match=r"suites\.tool_steps\.options\.path: cannot read"):
         forced(path="nowhere.jsonl").samples()
+    tool["function"]["parameters"] = {"type": "dict"}
+    path.write_text(json.dumps({"id": "one", "messages": said, "tools": [tool]}) + "\n")
+    with pytest.raises(UsageError, match="one: the parameters of tool 'look' are no JSON schema"):
+        forced(path=str(path)).samples()

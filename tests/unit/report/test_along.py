@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +27,10 @@ from evalrig.verdict import judge
 COUNT = 60
 
 
-def folder_of(output: Path, arms: Mapping[str, list[Record]]) -> RunFolder:
+def folder_of(output: Path, arms: Mapping[str, list[Record]], **options: Any) -> RunFolder:
     given = {"quiz": [replace(one, id=f"s-{n:04d}") for n, one in enumerate(samples(COUNT))]}
     plan: Plan = small_plan(run_config(quiz=SuiteConfig(kind="quiz", again=0.5)), given)
+    plan = replace(plan, config={"suites": {"quiz": {"options": options}}}) if options else plan
     folder = RunFolder.create(output, plan, dump(run_config()), {}, given)
     again = set(plan.suite("quiz").again)
     for name, records in arms.items():
@@ -119,6 +121,22 @@ def test_attempts_that_were_lost_are_told(tmp_path: Path) -> None:
     arms["cheap"][3] = replace(arms["cheap"][3], state=State.INFRA, scores={}, trajectory=Trajectory())
     note = steps_of(shown(folder_of(tmp_path, arms))).note
     assert f"cheap: {COUNT - 1} attempts in both arms (lost: 1 here, 0 of the reference)" in note
+
+
+def test_the_protocol_and_steps_that_were_drawn_are_told(tmp_path: Path) -> None:
+    """Of drawn steps the first is no first step of a task: a reader of the curves must know."""
+    arms = three_arms(ARMS)
+    whole = steps_of(shown(folder_of(tmp_path / "whole", arms))).note
+    assert "protocol" not in whole
+    assert "of those" not in whole
+    spoken = {
+        name: [replace(one, trajectory=replace(one.trajectory, protocol="text")) for one in records]
+        for name, records in arms.items()
+    }
+    some = steps_of(shown(folder_of(tmp_path / "some", spoken, steps=2))).note
+    assert "Tools were offered by the protocol text. Some steps of an attempt were followed: step 1 is" in some
+    chosen = steps_of(shown(folder_of(tmp_path / "chosen", spoken, scoring="choice"))).note
+    assert "the first of those, not of the task" in chosen
 
 
 def test_free_runs_tell_recovery_and_hostile_words_stay_words(tmp_path: Path) -> None:
