@@ -92,7 +92,7 @@ def lines(outside: Outside, own: str) -> dict[str, tuple[str, str, str]]:
         "read a world-readable file": (f"open({victim!r}).read()", enoent, eacces),
         "read an own file": (f"open({folder!r} + '/{own}').read()", enoent, eacces),
         "read /etc/passwd": ("open('/etc/passwd').read()", enoent, eacces),
-        "read a dotfile of the home": (f"open({str(Path.home() / '.bashrc')!r}).read()", enoent, eacces),
+        "list the home": (f"os.listdir({str(Path.home())!r})", enoent, eacces),
         "list outside": (f"os.listdir({folder!r})", enoent, eacces),
         "stat outside": (f"os.stat({victim!r}).st_size", enoent, f"DONE {len(SECRET)}"),  # landlock does not cover it
         "delete": (f"os.unlink({victim!r})", enoent, eacces),
