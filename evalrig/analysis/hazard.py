@@ -200,7 +200,7 @@ class _Count:
         return self.errors / self.inflation, self.steps / self.inflation
 
     def upper(self, alpha: float) -> float:
-        """Clopper-Pearson limit; of no errors it is 1 - alpha^(inflation / steps)."""
+        """Clopper-Pearson limit; of no errors it is 1 - alpha^(inflation / steps), about 3 / steps (Hanley and Lippman-Hand 1983)."""
         k, n = self._worth
         return float(special.betaincinv(k + 1, n - k, 1 - alpha)) if k < n else 1.0
 
@@ -213,13 +213,6 @@ class _Count:
         """Probability of so many errors at `rate` or below."""
         k, n = self._worth
         return float(special.betainc(k, n - k + 1, rate)) if k > 0 else 1.0
-
-
-def zero_failures_upper(calls: float, alpha: float = 0.05, design_effect: float = 1.0) -> float:
-    """Upper limit of a failure rate after no failure in `calls`: about 3 / calls (Hanley and Lippman-Hand 1983)."""
-    if not (calls > 0 and design_effect >= 1):
-        raise ValueError(f"`calls`: {calls!r} with a design effect of {design_effect!r}")
-    return -math.expm1(math.log(probability(alpha, "alpha")) * design_effect / calls)
 
 
 # ---- ratio, compounding, recovery

@@ -8,13 +8,13 @@ import pytest
 from evalrig.analysis.hazard import (
     Excess,
     Tally,
+    _Count,
     clean_share,
     compounding_delta,
     excess_hazard,
     hazard_ratio,
     margin_per_step,
     recovery,
-    zero_failures_upper,
 )
 
 MARGIN = margin_per_step(0.02, 0.6, 30)
@@ -49,11 +49,8 @@ def test_margin_and_compounding_known_answers():
 
 
 def test_no_failure_in_a_thousand_calls_still_leaves_room_for_three():
-    assert zero_failures_upper(1000) == pytest.approx(0.00299, abs=5e-6)
-    assert zero_failures_upper(1000, design_effect=2) == pytest.approx(0.005974, abs=1e-6)
-    for calls, effect in ((0, 1), (10, 0.5)):
-        with pytest.raises(ValueError, match="calls"):
-            zero_failures_upper(calls, design_effect=effect)
+    assert _Count(errors=0, steps=1000, inflation=1).upper(0.05) == pytest.approx(0.00299, abs=5e-6)
+    assert _Count(errors=0, steps=1000, inflation=2).upper(0.05) == pytest.approx(0.005974, abs=1e-6)
 
 
 # ---- excess
@@ -81,7 +78,7 @@ def test_no_errors_in_either_arm_pass_only_with_enough_steps():
     few, many = (excess_hazard(zeros(n), zeros(n), 0.002) for n in (50, 100))
     assert few.p_go == pytest.approx((1 - 0.002) ** 1000)
     assert few.p_go > 0.05 > many.p_go
-    assert few.high == pytest.approx(zero_failures_upper(1000))
+    assert few.high == pytest.approx(-math.expm1(math.log(0.05) / 1000))
     assert few.needed is not None
     assert 50 < few.needed <= 100
     assert (many.needed, many.p_nogo) == (None, 1.0)
