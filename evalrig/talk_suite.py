@@ -1,10 +1,10 @@
 """What all suites of conversations with tools share: how tools are spoken of, how turns are drawn, and how an attempt failed."""
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from evalrig import steps
+from evalrig.ask import own_seed
 from evalrig.dialect import Dialect, Protocol
 from evalrig.engine import Capabilities, Engine, Sampling
 from evalrig.errors import UsageError
@@ -65,8 +65,7 @@ class TalkSuite(Suite):
         """Greedy, or drawn with a seed of the attempt's own, the same in every variant."""
         if not self.talk.temperature:
             return Sampling(max_tokens=self.talk.max_tokens)
-        digest = hashlib.sha256(f"{self.talk.seed}/{self.name}/{sample}/{epoch}".encode()).digest()
-        seed = int.from_bytes(digest[:4], "big") >> 1
+        seed = own_seed(self.talk.seed, self.name, sample, epoch)
         return Sampling(max_tokens=self.talk.max_tokens, temperature=self.talk.temperature, seed=seed)
 
 

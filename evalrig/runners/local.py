@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from evalrig.ask import own_seed
 from evalrig.engine import Engine
 from evalrig.errors import EngineError
 from evalrig.plan import Cell
@@ -332,8 +333,7 @@ def _stream_sha256(trace: Trace | None) -> str:
 
 def _seed(seed: int, cell: Cell, sample: str) -> int:
     """One seed per (run, suite, sample, epoch): independent of order and of resuming."""
-    digest = hashlib.sha256(f"{seed}/{cell.suite}/{sample}/{cell.epoch}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+    return own_seed(seed, cell.suite, sample, cell.epoch)
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
