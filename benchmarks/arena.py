@@ -75,6 +75,16 @@ class Marker(Slotted):
         return Completion(text=message.content, finish="tool_calls" if calls else "stop", message=message)
 
 
+def measured(attempts: int, slots: int, service: float, horizon: int) -> tuple[Marker, list[float], float]:
+    """The engine with its calls, the success of every attempt, and seconds of processor time."""
+    options = ToolWorldsOptions(worlds=[__file__], horizons=[horizon], per_horizon=attempts, protocol="native")
+    suite = ToolWorlds("tool_worlds", options)
+    with tempfile.TemporaryDirectory() as scratch:
+        engine = Marker(SlottedOptions(service=service), Path(scratch) / "engine.log")
+        records, cpu = Bench(suite=suite, samples=suite.samples()).run(engine, slots, Path(scratch))
+    return engine, [record.scores.get("success", 0.0) for record in records], cpu
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", type=int, default=1000)
@@ -83,14 +93,7 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, default=3, help="calls an errand needs, before its answer")
     options = parser.parse_args()
     print(f"idle of lanes that only wait: {100 * clock(options.slots, options.service, 10.0):.2f} %")
-    errands = ToolWorldsOptions(
-        worlds=[__file__], horizons=[options.horizon], per_horizon=options.attempts, protocol="native"
-    )
-    suite = ToolWorlds("tool_worlds", errands)
-    with tempfile.TemporaryDirectory() as scratch:
-        engine = Marker(SlottedOptions(service=options.service), Path(scratch) / "engine.log")
-        records, cpu = Bench(suite=suite, samples=suite.samples()).run(engine, options.slots, Path(scratch))
-    success = [record.scores.get("success", 0.0) for record in records]
+    engine, success, cpu = measured(options.attempts, options.slots, options.service, options.horizon)
     print(f"{len(success)} attempts, {sum(success):.0f} with a state of their own; {len(engine.calls)} calls")
     print(f"idle while there was work for every slot: {100 * engine.idle(options.slots, engine.last):.2f} %")
     print(f"processor: {1000 * cpu / options.attempts:.1f} ms an attempt")

@@ -263,9 +263,10 @@ def test_a_turn_that_was_cut_is_right_about_nothing(monkeypatch: pytest.MonkeyPa
     assert (found.scores["agreement"], found.scores["trigger"]) == (0.0, 0.0)
 
 
-def test_many_attempts_in_flight_share_no_state() -> None:
+def test_many_attempts_in_flight_share_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark in small: its world changes the arguments it is given and all else it can reach."""
     path = Path(__file__).parents[2] / "benchmarks" / "arena.py"
+    monkeypatch.syspath_prepend(str(path.parent))
     spec = importlib.util.spec_from_file_location("arena_benchmark", path)
     assert spec is not None
     assert spec.loader is not None
