@@ -1,5 +1,6 @@
 """What all suites of conversations with tools share: how tools are spoken of, how turns are drawn, and how an attempt failed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -7,13 +8,17 @@ from evalrig import steps
 from evalrig.ask import own_seed
 from evalrig.dialect import Dialect, Protocol
 from evalrig.engine import Capabilities, Engine, Sampling
-from evalrig.errors import UsageError
+from evalrig.errors import EngineError, UsageError
 from evalrig.free_run import Ride
-from evalrig.suite import Suite
+from evalrig.suite import Attempt, Suite, ids_sha256
+from evalrig.types import Message, Sample, State, Tool, Trajectory
 
 PROTOCOLS: Final = ("auto", "native", "text")
 FAILURES: Final = (*steps.ERRORS, "step_limit", "missed")
 """`missed`: every step was sound by itself, and they did not lead to the goal."""
+
+CUT: Final = ("truncated", "step_limit")
+"""Ends at a limit: score 0, in the denominator."""
 
 
 @dataclass(kw_only=True)
@@ -67,6 +72,46 @@ class TalkSuite(Suite):
             return Sampling(max_tokens=self.talk.max_tokens)
         seed = own_seed(self.talk.seed, self.name, sample, epoch)
         return Sampling(max_tokens=self.talk.max_tokens, temperature=self.talk.temperature, seed=seed)
+
+    async def attempted(
+        self, engine: Engine, sample: Sample, taken: Ride, tools: Sequence[Tool], needed: int
+    ) -> Attempt:
+        """The attempt that a free run makes: scored, or truncated where a limit ended it.
+
+        `tools`: those on offer at first; `needed`: calls that the shortest way takes.
+        """
+        dialect, cut = self.dialect(engine), taken.end in CUT
+        scores = {"errors": float(sum(bool(step.error) for step in taken.steps)), "steps": float(len(taken.steps))}
+        return Attempt(
+            trajectory=Trajectory(
+                turns=taken.turns,
+                answer=taken.answer,
+                failure=failure(taken, needed),
+                steps=taken.steps,
+                protocol=dialect.protocol,
+            ),
+            scores=scores if cut else {"success": float(taken.success), **scores},
+            state=State.TRUNCATED if cut else State.SCORED,
+            prompt_sha256=await seen_sha256(engine, dialect, sample.messages, tools, taken.turns[0].prompt_tokens),
+            retries=sum(turn.retries for turn in taken.turns),
+        )
+
+
+async def seen_sha256(
+    engine: Engine, dialect: Dialect, messages: Sequence[Message], tools: Sequence[Tool], prompt_tokens: int
+) -> str:
+    """Digest of a first prompt: its token ids, as far as the engine tells them, and how many the route counted.
+
+    Tools of the protocol `native` are in no ids that an engine tells, only in the count.
+    """
+    try:
+        ids = await engine.tokenize(dialect.shown(messages, tools))
+    except EngineError:
+        if not engine.alive():
+            raise
+        ids = ()  # some routes tell no ids
+    protocol = dialect.protocol.encode()
+    return ids_sha256([*ids, prompt_tokens, *protocol])
 
 
 def failure(taken: Ride, needed: int) -> str:

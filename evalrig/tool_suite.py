@@ -2,19 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from evalrig import steps
-from evalrig.dialect import Dialect
-from evalrig.engine import Engine
-from evalrig.errors import EngineError, UsageError
+from evalrig.errors import UsageError
 from evalrig.forced_steps import opening
 from evalrig.plugins import find, kinds, make
-from evalrig.suite import ids_sha256
 from evalrig.talk_suite import TalkOptions, TalkSuite
-from evalrig.types import Message, Sample, Tool
+from evalrig.types import Sample
 from evalrig.world import Errand, World
 
 
@@ -65,23 +61,6 @@ class ToolSuite(TalkSuite):
                     self.errands[sample.id] = world, errand
                     rows.append(sample)
         return rows
-
-
-async def seen_sha256(
-    engine: Engine, dialect: Dialect, messages: Sequence[Message], tools: Sequence[Tool], prompt_tokens: int
-) -> str:
-    """Digest of a first prompt: its token ids, as far as the engine tells them, and how many the route counted.
-
-    Tools of the protocol `native` are in no ids that an engine tells, only in the count.
-    """
-    try:
-        ids = await engine.tokenize(dialect.shown(messages, tools))
-    except EngineError:
-        if not engine.alive():
-            raise
-        ids = ()  # some routes tell no ids
-    protocol = dialect.protocol.encode()
-    return ids_sha256([*ids, prompt_tokens, *protocol])
 
 
 def _sample(world: World, errand: Errand, horizon: int) -> Sample:

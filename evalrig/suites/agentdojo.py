@@ -17,8 +17,7 @@ from evalrig.errors import UsageError
 from evalrig.free_run import Limits, ride
 from evalrig.simulation import SimulatedArena, Turn
 from evalrig.suite import Attempt
-from evalrig.talk_suite import FAILURES, TalkOptions, TalkSuite, failure
-from evalrig.tool_suite import seen_sha256
+from evalrig.talk_suite import FAILURES, TalkOptions, TalkSuite
 from evalrig.types import Message, Metric, Sample, State, Tool, Trace, Trajectory
 
 SUITES = ("workspace", "travel", "banking", "slack")
@@ -120,21 +119,7 @@ class Agentdojo(TalkSuite):
             return Attempt(trajectory=Trajectory(error=error), state=State.INFRA)
         finally:
             await arena.close()
-        cut = taken.end in ("truncated", "step_limit")
-        wrong = {"errors": float(sum(bool(step.error) for step in taken.steps)), "steps": float(len(taken.steps))}
-        return Attempt(
-            trajectory=Trajectory(
-                turns=taken.turns,
-                answer=taken.answer,
-                failure=failure(taken, task.needed),
-                steps=taken.steps,
-                protocol=dialect.protocol,
-            ),
-            scores=wrong if cut else {"success": float(taken.success), **wrong},
-            state=State.TRUNCATED if cut else State.SCORED,
-            prompt_sha256=await seen_sha256(engine, dialect, sample.messages, task.tools, taken.turns[0].prompt_tokens),
-            retries=sum(turn.retries for turn in taken.turns),
-        )
+        return await self.attempted(engine, sample, taken, task.tools, task.needed)
 
     def _opening(self, prompt: str) -> tuple[Message, ...]:
         return (Message(role="system", content=self.system), Message(role="user", content=prompt))

@@ -16,11 +16,10 @@ from evalrig.bfcl_entries import ANSWERED, CATEGORIES, MULTI_TURN, WITHOUT, Entr
 from evalrig.children import Child, Lost
 from evalrig.engine import Engine
 from evalrig.errors import UsageError
-from evalrig.free_run import Limits, Ride, ride
+from evalrig.free_run import Limits, ride
 from evalrig.simulation import SimulatedArena, Turn
 from evalrig.suite import Attempt
-from evalrig.talk_suite import FAILURES, TalkOptions, TalkSuite, failure
-from evalrig.tool_suite import seen_sha256
+from evalrig.talk_suite import FAILURES, TalkOptions, TalkSuite, seen_sha256
 from evalrig.types import Completion, Message, Metric, Sample, State, Step, Trace, Trajectory
 
 SYSTEM = (
@@ -97,27 +96,14 @@ class Bfcl(TalkSuite):
             return Attempt(trajectory=Trajectory(error=error), state=State.INFRA)
 
     async def _ridden(self, engine: Engine, sample: Sample, entry: Entry, epoch: int) -> Attempt:
-        dialect, arena = self.dialect(engine), self.arena(entry)
+        arena = self.arena(entry)
         limits = Limits(steps=TURNS * len(arena.turns), per_request=TURNS)
         try:
-            taken = await ride(engine, arena, dialect, self.sampling(sample.id, epoch), limits)
+            taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
         finally:
             await arena.close()
-        return Attempt(
-            trajectory=Trajectory(
-                turns=taken.turns,
-                answer=taken.answer,
-                failure=failure(taken, sum(len(turn) for turn in entry.truth)),
-                steps=taken.steps,
-                protocol=dialect.protocol,
-            ),
-            scores=_scores(taken),
-            state=State.TRUNCATED if taken.end in ("truncated", "step_limit") else State.SCORED,
-            prompt_sha256=await seen_sha256(
-                engine, dialect, sample.messages, entry.tools(), taken.turns[0].prompt_tokens
-            ),
-            retries=sum(turn.retries for turn in taken.turns),
-        )
+        needed = sum(len(turn) for turn in entry.truth)
+        return await self.attempted(engine, sample, taken, entry.tools(), needed)
 
     async def _asked(self, engine: Engine, sample: Sample, entry: Entry, epoch: int) -> Attempt:
         dialect, tools = self.dialect(engine), entry.tools()
@@ -197,11 +183,6 @@ def _sample(entry: Entry) -> Sample:
         cluster=f"multi_turn_{entry.id.rsplit('_', 1)[1]}" if multi else f"tools-{offer}",
         tags=(entry.category,),
     )
-
-
-def _scores(taken: Ride) -> dict[str, float]:
-    scores = {"errors": float(sum(bool(step.error) for step in taken.steps)), "steps": float(len(taken.steps))}
-    return scores if taken.end in ("truncated", "step_limit") else {"success": float(taken.success), **scores}
 
 
 def _shown(said: Completion, step: Step) -> str:

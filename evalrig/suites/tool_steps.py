@@ -24,7 +24,8 @@ from evalrig.forced_steps import Stage, follow, stages, walked
 from evalrig.free_run import Limits, ride
 from evalrig.steps import ERRORS, compared, unfit
 from evalrig.suite import Attempt, ids_sha256
-from evalrig.tool_suite import ToolOptions, ToolSuite, seen_sha256
+from evalrig.talk_suite import seen_sha256
+from evalrig.tool_suite import ToolOptions, ToolSuite
 from evalrig.types import Completion, Message, Metric, Sample, State, Step, ToolCall, Trace, Trajectory
 
 Score = Callable[[Sequence[int], int], Awaitable[Scoring]]

@@ -4,7 +4,7 @@ A model gets tools over a state and works until it answers in words, or a limit 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from evalrig.arena import ErrandArena
@@ -12,9 +12,9 @@ from evalrig.engine import Engine
 from evalrig.errors import UsageError
 from evalrig.free_run import Limits, Ride, ride
 from evalrig.suite import Attempt
-from evalrig.talk_suite import FAILURES, failure
-from evalrig.tool_suite import ToolOptions, ToolSuite, seen_sha256
-from evalrig.types import Metric, Sample, State, Trace, Trajectory
+from evalrig.talk_suite import FAILURES
+from evalrig.tool_suite import ToolOptions, ToolSuite
+from evalrig.types import Metric, Sample, Trace
 from evalrig.world import Errand
 
 
@@ -46,37 +46,19 @@ class ToolWorlds(ToolSuite):
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """One errand in a state of its own."""
         world, errand = self.errands[sample.id]
-        dialect = self.dialect(engine)
         arena = ErrandArena(world, errand)
         limits = Limits(steps=2 * errand.horizon + self.slack)
         try:
-            taken = await ride(engine, arena, dialect, self.sampling(sample.id, epoch), limits)
+            taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
         finally:
             await arena.close()
-        seen = taken.turns[0].prompt_tokens
-        trajectory = Trajectory(
-            turns=taken.turns,
-            answer=taken.answer,
-            failure=failure(taken, errand.horizon),
-            steps=taken.steps,
-            protocol=dialect.protocol,
-        )
-        return Attempt(
-            trajectory=trajectory,
-            scores=_scores(taken, errand),
-            state=State.TRUNCATED if taken.end in ("truncated", "step_limit") else State.SCORED,
-            prompt_sha256=await seen_sha256(engine, dialect, sample.messages, errand.tools, seen),
-            retries=sum(turn.retries for turn in taken.turns),
-        )
+        made = await self.attempted(engine, sample, taken, errand.tools, errand.horizon)
+        if "success" not in made.scores:
+            return made
+        return replace(made, scores={**made.scores, "steps_ratio": _ratio(taken, errand)})
 
 
-def _scores(taken: Ride, errand: Errand) -> dict[str, float]:
+def _ratio(taken: Ride, errand: Errand) -> float:
     calls = sum(len(message.tool_calls) for message in taken.messages)
-    scores = {
-        "errors": float(sum(bool(step.error) for step in taken.steps)),
-        "steps": float(len(taken.steps)),
-    }
-    if taken.end in ("truncated", "step_limit"):
-        return scores
-    needed, made = errand.horizon + 1, calls + 1  # the answer is an act, too
-    return {"success": float(taken.success), "steps_ratio": taken.success * needed / max(needed, made), **scores}
+    needed, used = errand.horizon + 1, calls + 1  # the answer is an act, too
+    return taken.success * needed / max(needed, used)
