@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalrig.errors import EngineError
+from evalrig.loadgen.target import Gauges, Serving
 from evalrig.proof import Inventory
 from evalrig.troubles import Trouble
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, Variant
@@ -32,6 +33,8 @@ class Capabilities:
     """Largest K of the lists that come with generated tokens; -1: the whole vocabulary."""
     cached_prefix: bool = False
     """Can score what follows a prefix that is read from the KV cache."""
+    load: bool = False
+    """Can be loaded by the load client: `Engine.serving`."""
     tool_prompts: bool = False
     """Token ids of conversations with tools, tool calls and reasoning, through its own chat template."""
 
@@ -221,3 +224,15 @@ class Engine(ABC):
             EngineError: no answer, or one that ended without a reason.
         """
         raise EngineError(f"{self.variant.name}: the engine has no chat route")
+
+    async def serving(self) -> Serving:
+        """How the load client reaches it."""
+        raise EngineError(f"{self.variant.name}: the engine cannot be loaded")
+
+    async def flush(self) -> bool:
+        """Empty the prefix cache. False: it cannot be, or requests run; salted prompts must do."""
+        return False
+
+    async def gauges(self) -> Gauges | None:
+        """One reading of its own metrics; None: it has none."""
+        return None

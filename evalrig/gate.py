@@ -14,6 +14,7 @@ from evalrig.analysis.kl import Audit
 from evalrig.analysis.kl_stream import StreamResult
 from evalrig.analysis.responses import Responses
 from evalrig.horizon import Horizon
+from evalrig.loads import Load
 from evalrig.plan import GatePlan
 from evalrig.types import Check, CheckOutcome, Metric
 
@@ -79,6 +80,8 @@ class Evidence:
     """Suite -> growth along the answers, and the responses as wholes."""
     horizons: Mapping[str, Horizon] = field(default_factory=dict[str, Horizon])
     """Suite -> the steps of its attempts; not there where none has a step."""
+    loads: Mapping[str, Load] = field(default_factory=dict[str, Load])
+    """Suite -> its rounds of load; not there where it has none."""
     failures: Mapping[tuple[str, str], Pairs] = field(default_factory=dict[tuple[str, str], Pairs])
     """(suite, word) -> share of each sample's attempts that failed so; missing where its scores are missing."""
 

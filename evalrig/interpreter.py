@@ -23,6 +23,11 @@ class Interpreter:
     """Folder that must be shown beside `/usr`; empty: none."""
 
 
+def anyones(system: str = SYSTEM) -> str:
+    """A Python that any user may start, as far as there is one: ours may lie in a closed home."""
+    return system if Path(system).exists() else sys.executable
+
+
 def interpreter(user: int | None, system: str = SYSTEM, running: str = sys.executable) -> Interpreter:
     """The system's Python; where there is none, the one that runs evalrig, if it lies in the open.
 

@@ -52,6 +52,11 @@ class SuitePlan:
     failures: tuple[str, ...] = ()
     """Words for how its attempts fail."""
 
+    @property
+    def blocks(self) -> bool:
+        """Its attempts are blocks of load, its samples rounds."""
+        return any(metric.kind == "ratio" for metric in self.metrics)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatePlan:
@@ -73,9 +78,9 @@ class Cell:
     variant: str
     suite: str
     epoch: int
-    stage: Literal["trace", "attempt", "rescore"]
+    stage: Literal["trace", "attempt", "rescore", "block"]
     """`trace`: the reference answers, for all to score; done before any attempt of that suite. `rescore`: the reference
-    scores what `of` answered in its attempts."""
+    scores what `of` answered in its attempts. `block`: rounds of load, when all else is done."""
     samples: tuple[str, ...]
     of: str = ""
     """Of a `rescore`: the variant whose answers they are."""

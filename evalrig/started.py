@@ -5,17 +5,16 @@ An engine is one of them, or several (a prefill/decode split). Each has its own 
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import secrets
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from evalrig import guard
 from evalrig.engine import Launch
 from evalrig.errors import EngineError
 from evalrig.failures import classify
@@ -26,6 +25,8 @@ POLL = 0.25
 """Seconds between two looks at a starting engine."""
 STARTS = 3
 """Tries, where only the port was at fault."""
+GRACE = 6.0
+"""Seconds that the guard gives a group after SIGTERM."""
 RECENT = 65_536
 """Characters at the end of a log in which it tells how far a start is."""
 STAGES: Sequence[tuple[str, str]] = (
@@ -205,11 +206,13 @@ def _word(name: str) -> str:
 
 
 async def _guarding(group: int, stop_command: Sequence[str]) -> asyncio.subprocess.Process:
-    code = str(Path(__file__).with_name("guard.py"))
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", code, str(group), json.dumps(list(stop_command))),
+    started = await asyncio.create_subprocess_exec(
+        *guard.command_line(GRACE, stop_command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
+    assert started.stdin is not None
+    started.stdin.write(b"%d\n" % group)
+    return started

@@ -10,6 +10,8 @@ import numpy as np
 
 from evalrig.engine import Capabilities, Engine, Scoring
 from evalrig.errors import UsageError
+from evalrig.loadgen.block import Block
+from evalrig.loadgen.served import Served
 from evalrig.sandbox import Booth
 from evalrig.types import NON_FINITE, Completion, Metric, Sample, State, Trace, Trajectory
 
@@ -34,6 +36,14 @@ class Attempt:
     retries: int = 0
     sandbox: str = ""
     """Back end and version under which the model's programs ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAttempt(Attempt):
+    """An attempt that was a block of load. A void block is `UNSCORED`: missing in both arms."""
+
+    block: Block
+    served: Served
 
 
 def sound(attempt: Attempt, suite: "Suite") -> Attempt:
@@ -68,6 +78,9 @@ class Suite(ABC):
     """True: the reference answers first (`trace`), and every variant attempts the same token stream."""
     rescored: bool = False
     """True: every variant answers by itself, and the reference then scores the same tokens (`rescore`)."""
+    blocks: bool = False
+    """True: an attempt is a block of load (`LoadAttempt`). A sample is a round, in which every variant runs the same schedule,
+    one after the other in random order, with nothing else on the machine."""
     brief: ClassVar[Mapping[str, int]] = {}
     """Largest values that numeric options take in a rehearsal, where one attempt is long work."""
     content: tuple[str, ...] = ()

@@ -1,8 +1,9 @@
 """A program that is started, watched and ended: wall clock, output cap, and an end of all that it started.
 
 The command's last words are `GATE`: it says that all is set up, and waits for one line before it becomes the program. So the
-clock starts with the program, a set-up that fails is never taken for the program's failure, and a harness that is killed in the
-middle of a start leaves nothing behind.
+clock starts with the program, and a set-up that fails is never taken for the program's failure. Its first words are `LATCH`: it
+waits for one line before it becomes the command, until the guard (guard.py) knows its process group. So a harness that is killed
+in the middle of a start leaves nothing behind, though bubblewrap would: its child waits for ever for a parent that was killed.
 """
 
 import contextlib
@@ -20,8 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from evalrig import guard
+from evalrig.interpreter import anyones
 from evalrig.sandbox import SLOTS, Limits, Ran, SandboxUnavailable
 
+LATCH: Final = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
 GATE: Final = ("/bin/sh", "-c", 'echo; read -r go && exec "$@"', "sh")
 START_SECONDS: Final = 60.0
 """For the sandbox to be set up, on a machine that is busy with an engine."""
@@ -115,6 +119,7 @@ class Supervisor:
     def __init__(self) -> None:
         self._closing = os.eventfd(0, os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._closing)
+        self._guard = Guard()
 
     def run(self, start: Start, limits: Limits) -> Ran:
         """Run to the end or a limit. `code` is as bubblewrap and shells give it: 128 + signal, where `status` is given.
@@ -123,13 +128,44 @@ class Supervisor:
             SandboxUnavailable: it was not set up, or not ended.
         """
         with contextlib.ExitStack() as stack:
-            watched = Watched(start, limits, stack)
+            watched = Watched(start, limits, self._guard, stack)
             watched.selector.register(self._closing, selectors.EVENT_READ, watched.closed)
             return watched.run()
 
     def close(self) -> None:
         """End what runs: the event stays, so later runs end at once."""
         os.eventfd_write(self._closing, 1)
+
+
+class Guard:
+    """A process that kills the groups it was told of when we are gone, however we went."""
+
+    def __init__(self) -> None:
+        argv, pipe, quiet = guard.command_line(0, python=anyones()), subprocess.PIPE, subprocess.DEVNULL
+        try:
+            process = subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=quiet, stderr=quiet, start_new_session=True)
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"sandbox: its guard cannot be started: {error.strerror}; free processes"
+            ) from error
+        assert process.stdin is not None
+        self._told = process.stdin
+        weakref.finalize(self, _dismiss, process)
+
+    def tell(self, group: int) -> None:
+        """Put a group under guard; with a minus before it, take it out."""
+        try:
+            self._told.write(b"%d\n" % group)
+        except BrokenPipeError as error:
+            raise SandboxUnavailable(
+                "sandbox: its guard was killed; start the run again with `evalrig resume`"
+            ) from error
+
+
+def _dismiss(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
 
 
 @dataclass(slots=True)
@@ -160,14 +196,17 @@ class Stream:
 class Watched:
     """One process from its start to its end."""
 
-    def __init__(self, start: Start, limits: Limits, stack: contextlib.ExitStack) -> None:
-        self.start, self.limits = start, limits
+    def __init__(self, start: Start, limits: Limits, warden: Guard, stack: contextlib.ExitStack) -> None:
+        self.start, self.limits, self.guard = start, limits, warden
         self.first = -1  # `_end` asks for it, however early something fails
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.process = self._popen()
         pipes = self.process.stdin, self.process.stdout, self.process.stderr
         inlet, out, err = [stack.enter_context(pipe).fileno() for pipe in pipes if pipe is not None]
         stack.callback(self._end)  # for what fails here; `run` ends it before anything is closed
+        self.guard.tell(self.process.pid)
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: what it said tells why
+            os.write(inlet, b"\n")
         exit_ = os.pidfd_open(self.process.pid)
         stack.callback(os.close, exit_)
         self.selector.register(exit_, selectors.EVENT_READ, self._exited)
@@ -218,7 +257,7 @@ class Watched:
         pipe, user = subprocess.PIPE, self.start.user
         try:
             return subprocess.Popen(
-                self.start.argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self.start.env), cwd=self.start.cwd,
+                [*LATCH, *self.start.argv], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self.start.env), cwd=self.start.cwd,
                 pass_fds=tuple(self.start.fds), start_new_session=True, user=user, group=user, extra_groups=None if user is None else [],
             )  # fmt: skip
         except OSError as error:
@@ -275,6 +314,8 @@ class Watched:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        with contextlib.suppress(SandboxUnavailable):  # the next run says so
+            self.guard.tell(-self.process.pid)
         if self.first >= 0 and not _gone(self.first):
             raise SandboxUnavailable("sandbox: a program could not be ended; look for processes in state D")
 

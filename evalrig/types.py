@@ -60,6 +60,8 @@ RESCORED = "~reference"
 """Ending of a suite's name under which is filed what the reference makes of a variant's own answers. No suite can be named so."""
 FIXED = "fixed"
 """Tag of a sample, and `finish` of its trace, whose stream was given and not sampled: no certificate may use it."""
+EMULATED = "emulated"
+"""Flag of a fingerprint: why the engine's speed is no evidence about the format, in a few words."""
 SUCCESS = "success"
 """Score of the reference's record alone: how right its trace answers the question of a suite that lent it, 0..1."""
 UNGRADED = "ungraded"
@@ -373,10 +375,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A paired endpoint that a suite yields; more is better, except for a distance."""
+    """A paired endpoint that a suite yields; more is better, except for a distance and where `less` says so."""
 
     name: str
-    kind: Literal["binary", "continuous", "distance"]
+    kind: Literal["binary", "continuous", "distance", "ratio"]
+    """`ratio`: positive numbers of a block of load, compared round by round as ratios."""
     units: str
     scale: float = 1.0
     """Multiplies a value for people: 100 shows a share in points."""
@@ -388,6 +391,8 @@ class Metric:
     """How a sample's epochs become one number: their mean; or the chance that any, or all, of `k` drawn from them is right."""
     k: int = 1
     """Epochs that `any` and `all` draw; a suite with fewer is refused."""
+    less: bool = False
+    """Less is better: a latency, a cost."""
 
     @property
     def score(self) -> str:

@@ -1,7 +1,6 @@
 """Landlock, a list of refused system calls, and limits: weaker than bubblewrap, for where namespaces are forbidden.
 
-What it does not keep in: whether a file outside exists, the total of files and of memory, and a program whose harness is
-killed. See docs/sandbox.md.
+What it does not keep in: whether a file outside exists, and the total of files and of memory. See docs/sandbox.md.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ class Landlock(Sandbox):
             start = Start(
                 kind="landlock",
                 argv=[
-                    *limited(limits, limits.processes + (0 if user is not None else _mine())), python, "-I", "-S", "-c",
+                    *limited(limits, limits.processes + _running_as(os.getuid() if user is None else user)), python, "-I", "-S", "-c",
                     self._script, str(calls), reading, f"{work}:/dev/null", *GATE, python, "-I", "-S", main,
                 ],
                 env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "HOME": work, "TMPDIR": work},
@@ -63,11 +62,12 @@ class Landlock(Sandbox):
         self._supervisor.close()
 
 
-def _mine() -> int:
-    """Processes and threads of this user: the kernel counts a program's among them."""
+def _running_as(user: int) -> int:
+    """Processes and threads of a user: the kernel counts a program's among them, also those that were killed and wait for
+    the machine's first process to take note."""
     count = 0
     for path in Path("/proc").glob("[0-9]*/task"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            if path.stat().st_uid == os.getuid():
+            if path.stat().st_uid == user:
                 count += len(list(path.iterdir()))
     return count

@@ -1,10 +1,8 @@
 """No sandbox: programs run as you do, with all that you may do. Limits and an end at the wall clock, nothing else."""
 
 import contextlib
-import sys
-from pathlib import Path
 
-from evalrig.interpreter import SYSTEM
+from evalrig.interpreter import anyones
 from evalrig.sandbox import Limits, Ran, Sandbox, SandboxUnavailable
 from evalrig.supervised import GATE, Start, Supervisor, limited, scratch
 
@@ -22,7 +20,7 @@ class Nothing(Sandbox):
                 "sandbox: `none` lets programs that a model wrote do all that you may do; "
                 "set `unsandboxed: true` as well, or use `sandbox: bwrap`"
             )
-        self.python = SYSTEM if Path(SYSTEM).exists() else sys.executable
+        self.python = anyones()
         self._supervisor = Supervisor()
 
     def run(self, program: str, stdin: bytes, limits: Limits, slot: int) -> Ran:
