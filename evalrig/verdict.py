@@ -197,8 +197,11 @@ def _ways(gathered: Gathered) -> str:
 
 
 def not_covered(plan: Plan) -> list[str]:
-    """Families a reviewer asks about that no suite of this run measures."""
-    return [family for family in FAMILIES if family not in {suite.family for suite in plan.suites}]
+    """Families a reviewer asks about that no suite of this run measures, or no gating gate judges."""
+    judged = {plan.suite(gate.suite).family for gate in plan.gates if gate.gating}
+    measured = {suite.family for suite in plan.suites}
+    shown = " (measured, and judged by no gating gate)"
+    return [f"{family}{shown if family in measured else ''}" for family in FAMILIES if family not in judged]
 
 
 def _tokens(record: Any) -> int:

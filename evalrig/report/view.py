@@ -74,9 +74,8 @@ def head(folder: RunFolder, plan: Plan, verdict: Verdict) -> Head:
 
 
 def uncovered(plan: Plan) -> str:
-    """What a reviewer asks about and this run did not measure."""
-    missing = not_covered(plan)
-    return f"{', '.join(missing)}: not yet measured" if missing else ""
+    """What a reviewer asks about and this run did not measure, or did not judge."""
+    return ", ".join(not_covered(plan))
 
 
 def card(folder: RunFolder, plan: Plan, name: str, one: CandidateVerdict) -> Card:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from toys.runs import carry_out, run_file
 
 from evalrig.records import RunFolder
 from evalrig.types import EXIT_CODES, SEVERITY, Check, CheckOutcome, Finding, Level, Outcome
-from evalrig.verdict import conclude, correct, hold_back, judge, to_json, worst
+from evalrig.verdict import conclude, correct, hold_back, judge, not_covered, to_json, worst
 
 PASSED, FAILED, UNDECIDED, INVALID = (
     CheckOutcome.PASSED,
@@ -153,6 +154,13 @@ def test_the_verdict_file_is_strict_and_names_each_candidate(ran: RunFolder) -> 
 def test_what_is_not_covered_is_said(ran: RunFolder) -> None:
     scope = judge(ran).candidates["near"].scope
     assert "not covered: coding, tool calls, long context, serving load" in scope
+
+
+def test_what_no_gating_gate_judges_is_not_covered(ran: RunFolder) -> None:
+    plan = ran.plan()
+    shown = tuple(replace(gate, gating=gate.suite != "piqa") for gate in plan.gates)
+    assert "knowledge" not in not_covered(plan)
+    assert not_covered(replace(plan, gates=shown))[0] == "knowledge (measured, and judged by no gating gate)"
 
 
 def test_attempts_never_planned_do_not_hide_absent_ones(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_the_summary_says_what_must_not_be_missed(make: Make) -> None:
     assert text.startswith("## evalrig: NO-GO (made-up)\n")
     assert "| fp8kv | **GO** | fp8kv loses no more than 5 points on piqa" in text
     assert "| int4 | **NO-GO** | int4 moves the token distribution by 0.3" in text
-    assert "- Not covered: coding, tool calls, long context, serving load: not yet measured" in text
+    assert "- Not covered: coding, tool calls, long context, serving load" in text
     assert "- Note: the weights were already 4-bit" in text
     assert "`evalrig judge runs/made-up/2026-11-29T12-00-00Z`" in text
     assert len(text.splitlines()) <= 60

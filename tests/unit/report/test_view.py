@@ -56,7 +56,7 @@ def test_gains_stand_beside_losses(make: Make) -> None:
 
 def test_what_was_not_covered_and_the_note_are_on_top(make: Make) -> None:
     head = shown(make()).head
-    assert head.not_covered == "coding, tool calls, long context, serving load: not yet measured"
+    assert head.not_covered == "coding, tool calls, long context, serving load"
     assert head.note.startswith("the weights were already 4-bit")
     assert head.sentence == "of 2 candidates the worst counts: 1 GO and 1 NO-GO (exit code 1)"
 
