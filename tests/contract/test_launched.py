@@ -14,10 +14,9 @@ from toys.launched import COMMAND, IDS, KINDS, READY, SERVE, WIRE, all_flags, ca
 from toys.runs import carry_out, run_file
 
 from evalrig.errors import EngineError, UsageError
-from evalrig.guard import GRACE
 from evalrig.launcher import redacted
 from evalrig.programs import Program, known_flags
-from evalrig.started import STAGES, how_far
+from evalrig.started import GRACE, STAGES, how_far
 from evalrig.types import Outcome, Variant
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups and parent-death signals as on Linux")

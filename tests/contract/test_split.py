@@ -19,10 +19,10 @@ from evalrig.config.load import load_run
 from evalrig.engine import Chat, Sampling
 from evalrig.engines.sglang import Sglang, SglangOptions
 from evalrig.errors import EngineError, UsageError
-from evalrig.guard import GRACE
 from evalrig.preflight import prove
 from evalrig.proof import Preflight, Probes
 from evalrig.sglang_pd import LONGEST_LIST, ROUTER_FLAGS, SERVER_FLAGS, Pd
+from evalrig.started import GRACE
 from evalrig.types import SPLIT, Capacity, Fingerprint, Level, Message
 from evalrig.validity import compare
 
