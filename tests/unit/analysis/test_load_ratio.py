@@ -20,7 +20,8 @@ def test_the_known_answer():
     assert found.value == pytest.approx(0.994873, abs=5e-7)
     assert (found.low, found.high) == pytest.approx((0.992211, 0.997542), abs=5e-7)
     assert found.p_go < 0.05 < found.p_nogo
-    assert found.high is not None and found.high < 1 / 0.99, "equivalent as well"
+    assert found.high is not None
+    assert found.high < 1 / 0.99, "equivalent as well"
 
 
 @pytest.mark.parametrize(("sd", "rounds"), [(0.005, (4, 4, 3, 3)), (0.01, (8, 10, 4, 4)), (0.02, (26, 36, 8, 10))])
@@ -28,15 +29,19 @@ def test_rounds_for_one_and_two_percent(sd: float, rounds: tuple[int, ...]):
     gaps = [-math.log1p(-margin) for margin in (0.01, 0.02)]
     assert tuple(rounds_for(sd, gap, 0.05, power) for gap in gaps for power in (0.8, 0.9)) == rounds
     least = resolvable(sd, rounds[0], 0.05)
-    assert least is not None and least <= 0.01
+    assert least is not None
+    assert least <= 0.01
     one_less = resolvable(sd, rounds[0] - 1, 0.05)
-    assert one_less is not None and one_less > 0.01
+    assert one_less is not None
+    assert one_less > 0.01
 
 
 def test_a_latency_is_worse_when_it_is_longer():
     slower = ratio_of([1.0, 1.1, 0.9], [1.21, 1.32, 1.07], alpha=0.05, margin=0.01, less=True)
-    assert slower.value is not None and slower.value > 1.1
-    assert slower.p_nogo < 0.05 and slower.p_go > 0.9
+    assert slower.value is not None
+    assert slower.value > 1.1
+    assert slower.p_nogo < 0.05
+    assert slower.p_go > 0.9
 
 
 def test_a_gain_that_must_be_reached_is_a_negative_margin():
@@ -53,7 +58,8 @@ def test_one_round_or_none_decides_nothing():
 
 def test_no_spread_in_a_few_rounds_is_no_proof():
     few, more = (ratio_of(np.ones(n), np.ones(n), alpha=0.05, margin=0.01) for n in (3, 5))
-    assert few.p_go == 0.125 and more.p_go == 0.03125
+    assert few.p_go == 0.125
+    assert more.p_go == 0.03125
 
 
 def test_what_is_no_positive_number_is_refused():
@@ -67,7 +73,8 @@ def test_swapping_the_arms_inverts_the_ratio(pairs: list[tuple[float, float]]):
     ours, theirs = np.array(pairs).T
     there, back = ratio_of(ours, theirs, alpha=0.05), ratio_of(theirs, ours, alpha=0.05)
     for one, other in ((there.value, back.value), (there.low, back.high), (there.high, back.low)):
-        assert one is not None and other is not None
+        assert one is not None
+        assert other is not None
         assert one * other == pytest.approx(1)
 
 
@@ -135,7 +142,9 @@ def test_correlated_rounds_are_resampled_in_blocks():
     walk = np.cumsum(rng.normal(0, 0.01, 40)) * 0.5
     found = ratio_of(np.ones(40), np.exp(walk), alpha=0.05)
     assert found.method == "bootstrap over blocks of 7 rounds"
-    assert found.low is not None and found.high is not None and found.value is not None
+    assert found.low is not None
+    assert found.high is not None
+    assert found.value is not None
     assert found.low < found.value < found.high
 
 
