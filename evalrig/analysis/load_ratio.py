@@ -106,7 +106,11 @@ def mean_log(logs: FloatArray) -> Mean | None:
         return None
     estimate, sd = float(logs.mean()), float(logs.std(ddof=1))
     if float(np.ptp(logs)) <= ROUNDING:
-        return Mean(estimate=estimate, se=0.0, df=n - 1.0, method=f"identical in all {n} rounds") if n >= ALIKE_FROM else None
+        return (
+            Mean(estimate=estimate, se=0.0, df=n - 1.0, method=f"identical in all {n} rounds")
+            if n >= ALIKE_FROM
+            else None
+        )
     plain = Mean(estimate=estimate, se=sd / math.sqrt(n), df=n - 1.0, method=f"t over {n} rounds")
     together = lag_one(logs)
     if n < BLOCKS_FROM or together <= CORRELATED:
