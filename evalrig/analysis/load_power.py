@@ -70,24 +70,6 @@ def resolvable_effect(n: int, sd_log: float, alpha: float = 0.05, power: float =
     return -math.expm1(-high)
 
 
-def cannot_tell(n: int, sd_log: float, margin: float, needed: int | None, alpha: float = 0.05) -> str:
-    """The reason of an undecided check of a ratio; `needed` as `Ratio` holds it."""
-    if n < 2:
-        return (
-            f"cannot tell here: {n} {'pair' if n == 1 else 'pairs'} of blocks; an interval needs at least 2, better 8"
-        )
-    seen = f"{n} pairs, noise {100 * sd_log:.2g} % a pair, resolve {100 * resolvable_effect(n, sd_log, alpha):.2g} %"
-    if needed is None:
-        return (
-            f"cannot tell here: {seen}; the ratio lies on the bound of {_said(margin)} itself, more pairs do not help"
-        )
-    return f"cannot tell here: would need {needed} pairs for {_said(margin)}; {seen}"
-
-
-def _said(margin: float) -> str:
-    return f"{100 * margin:.3g} %" if margin >= 0 else f"a gain of {-100 * margin:.3g} %"
-
-
 def _check(n: int, sd_log: float, alpha: float) -> None:
     probability(alpha, "alpha")
     if n < 2 or not 0.0 <= sd_log < math.inf:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from evalrig.analysis.arrays import BoolArray, FloatArray, probability, vector
-from evalrig.analysis.load_power import rounds_needed
+from evalrig.analysis.load_power import resolvable_effect, rounds_needed
 
 BLOCKS_FROM = 12
 """Rounds from which on it is asked whether neighbours go together."""
@@ -96,6 +96,8 @@ def ratio_of(
 def mean_log(logs: FloatArray) -> Mean | None:
     """Mean of l [n] in the order of the rounds with its standard error; None below 2 rounds, or where 2 are identical.
 
+    From 3 identical rounds on the error is 0 and the interval a point (a deterministic engine); the tests are then the sign
+    test, because no spread seen is not no spread: 5 rounds are the fewest that decide at .05.
     The t interval over rounds. Where there are 12 rounds and more and the lag-1 correlation is above 0.2, the error is that
     of a moving-block bootstrap of blocks of ceil(sqrt n), taken in closed form (all overlapping blocks, as infinitely many
     draws would give it), corrected for its bias, never below the plain one, with its own degrees of freedom 1.5 (n/L - 1).
@@ -106,11 +108,8 @@ def mean_log(logs: FloatArray) -> Mean | None:
         return None
     estimate, sd = float(logs.mean()), float(logs.std(ddof=1))
     if float(np.ptp(logs)) <= ROUNDING:
-        return (
-            Mean(estimate=estimate, se=0.0, df=n - 1.0, method=f"identical in all {n} rounds")
-            if n >= ALIKE_FROM
-            else None
-        )
+        method = f"identical in all {n} rounds: no spread, sign test"
+        return Mean(estimate=estimate, se=0.0, df=n - 1.0, method=method) if n >= ALIKE_FROM else None
     plain = Mean(estimate=estimate, se=sd / math.sqrt(n), df=n - 1.0, method=f"t over {n} rounds")
     together = lag_one(logs)
     if n < BLOCKS_FROM or together <= CORRELATED:
@@ -128,6 +127,20 @@ def lag_one(logs: FloatArray) -> float:
     centred = logs - logs.mean()
     total = float(centred @ centred)
     return float(centred[1:] @ centred[:-1]) / total if total > 0.0 else 0.0
+
+
+def cannot_tell(ratio: Ratio, margin: float, alpha: float = 0.05) -> str:
+    """The reason of an undecided check: what these rounds resolve, and how many would settle it."""
+    if not ratio.interval:
+        return f"cannot tell here: {ratio.method}"
+    if ratio.sd_log == 0.0:
+        return f"cannot tell here: {ratio.method}; {f'would need {ratio.needed} pairs' if ratio.needed else 'the ratio is the bound'}"
+    resolved = 100 * resolvable_effect(ratio.n, ratio.sd_log, alpha)
+    seen = f"{ratio.n} pairs with a noise of {100 * ratio.sd_log:.2g} % a pair resolve {resolved:.2g} %"
+    bound = f"a loss of {100 * margin:.3g} %" if margin >= 0 else f"a gain of {-100 * margin:.3g} %"
+    if ratio.needed is None:
+        return f"cannot tell here: {seen}; the ratio lies too near {bound} itself for more pairs to help"
+    return f"cannot tell here: would need {ratio.needed} pairs for {bound}; {seen}"
 
 
 def _judged(logs: FloatArray, bound: float, alpha: float, sign: float) -> Ratio:
