@@ -192,7 +192,8 @@ def test_a_missing_block_takes_its_partner_with_it(ours, random):
 @pytest.mark.parametrize("box", BOXES)
 @pytest.mark.parametrize("rounds", [8, 20])
 def test_the_reference_against_itself_alarms_in_at_most_7_of_100_studies(box, rounds):
-    assert alarms(studies(11, box, rounds=rounds)) <= 0.07
+    """Five sets of 200 studies: of one set at a true 5 % the share itself wanders by 1.5 points."""
+    assert np.mean([alarms(studies(seed, box, rounds=rounds)) for seed in range(5)]) <= 0.07
 
 
 @pytest.mark.parametrize("box", BOXES)
@@ -203,8 +204,8 @@ def test_one_variant_after_the_other_sees_differences_that_are_not_there(box):
 
 
 def test_an_overhead_of_1_percent_is_found_on_a_quiet_machine():
-    arms = studies(3, "quiet", effect=math.log(0.99))
-    found = [ratio_of(ours, theirs) for ours, theirs in zip(*arms, strict=True)]
+    sets = [studies(seed, "quiet", effect=math.log(0.99)) for seed in range(5)]
+    found = [ratio_of(ours, theirs) for arms in sets for ours, theirs in zip(*arms, strict=True)]
     assert np.mean([ratio.high < 1.0 for ratio in found]) >= 0.99
     assert np.mean([ratio.p_go <= 0.05 for ratio in found]) <= 0.07  # it is the margin itself: a pass is an error
 
