@@ -119,6 +119,11 @@ def test_where_the_pool_is_not_told_room_and_limit_say_who_binds(concurrency, ro
 def test_no_queue_up_to_the_end_and_no_gauge_at_all_are_different_answers():
     none = knee([calm(8), calm(64)], ROOM)
     assert (none.concurrency, none.tried, none.kv_binds) == (None, 64, False)
+    partly = knee([calm(8), Level(concurrency=64, waiting=[7], preemptions=[NAN])], ROOM)
+    assert partly.tried == 8
+    assert partly.words == "KV is not the binding limit here: up to 8 requests at once none had to wait for long"
+    unsized = knee([Level(concurrency=64, waiting=[5, 5], preemptions=[])])
+    assert (unsized.concurrency, unsized.kv_binds) == (64, None)
     mute = knee([Level(concurrency=64, waiting=[NAN], preemptions=[])], ROOM)
     assert (mute.concurrency, mute.kv_binds) == (None, None)
     assert "tells neither" in mute.words
