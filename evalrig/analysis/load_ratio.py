@@ -57,8 +57,8 @@ class Ratio:
 
     @property
     def differs(self) -> bool:
-        """The interval excludes 1."""
-        return self.interval and not self.low <= 1.0 <= self.high
+        """The interval excludes 1, by more than rounding."""
+        return self.interval and not self.low - ROUNDING <= 1.0 <= self.high + ROUNDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,3 +304,11 @@ def test_rounds_of_one_start_count_as_one():
     assert ratio_of(np.ones(4), theirs, start=["b", "b", "a", "a"]).value == pytest.approx(math.exp((0.2 + 0.5) / 2))
     with pytest.raises(ValueError, match="start"):
         ratio_of(np.ones(4), theirs, start=[0, 1])
+
+
+def test_rounding_is_no_difference():
+    ours = np.array([0.1, 0.2, 0.3])
+    found = ratio_of(ours, ours * 3 / 3 * (1 + 2e-16))
+    assert found.method.startswith("identical in all 3 rounds")
+    assert not found.differs
+    assert not beside_floor(ours, ours * (1 + 3e-16), ours).resolved
