@@ -155,8 +155,8 @@ def _positive(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def dollars(scores: Mapping[str, float], price: float, gpus: int) -> dict[str, float]:
-    """US dollars per million tokens, at `price` per GPU-hour. All of the machine's time is laid on the output; on the input
-    where a block does nothing else (answers of one token, phases_of's `prefill_slope` or one token an answer)."""
+    """US dollars per million tokens, at `price` per GPU-hour. All of the machine's time is laid on each: a price of input means
+    something of blocks that do little else, and a price of output of the others."""
     per_second = price * gpus / 3600
     found: dict[str, float] = {}
     if output := scores.get("output_tokens_per_second"):

@@ -1,6 +1,7 @@
 """Which part of a block counts, and how many requests were in flight in it. Times in seconds after the block's start."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from scipy import stats
@@ -106,8 +107,9 @@ def tokens_within(served: Served, window: Window) -> float | None:
 def decoded_within(served: Served, window: Window) -> float | None:
     """As `tokens_within`, with counts interpolated between events at both edges: for windows of few steps."""
     total = 0.0
+    bounds = np.searchsorted(served.events.request, np.arange(len(served.requests.ok) + 1))
     for row in np.flatnonzero(served.requests.ok):
-        mine = served.events.request == row
+        mine = slice(bounds[row], bounds[row + 1])
         at, tokens = served.events.at[mine], served.events.tokens[mine]
         if np.isnan(tokens).any():
             return None
@@ -132,7 +134,7 @@ def over_saturated(requests: Requests, window: Window | None, alpha: float = 0.0
         return None
     flight = in_flight(requests)
     edges = np.linspace(window.start, window.end, BINS + 1)
-    means = np.array([flight.mean(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    means = np.array([flight.mean(a, b) for a, b in pairwise(edges)])
     line = stats.linregress(np.linspace(0, 1, BINS), means)
     if line.stderr == 0:
         return bool(line.slope > 1)
