@@ -1,5 +1,8 @@
 """What other tools would have printed of bytes whose truth is known."""
 
+import contextlib
+import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 from toys import sse
 from toys.sse import DONE, chat, exchange, text, usage
 
+from evalrig.cli import main
 from evalrig.errors import UsageError
 from evalrig.loadgen.block import Block, Exchange
 from evalrig.loadgen.events import parse
@@ -163,3 +167,22 @@ def test_a_run_folder_says_it_suite_by_suite(tmp_path: Path, tool: str) -> None:
 def test_a_run_without_blocks_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no blocks of load"):
         as_others(run(tmp_path, "piqa"), "vllm")
+
+
+def test_the_verb_prints_it_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(tmp_path, "load")
+    file(folder.variant_path(REFERENCE) / "load" / "busy", "r1", block(12))
+    before = sorted(folder.path.rglob("*"))
+    assert main(["report", str(folder.path), "--as", "aiperf"]) == 0
+    assert capsys.readouterr().out == as_others(folder, "aiperf")
+    assert sorted(folder.path.rglob("*")) == before
+    assert main(["report", str(run(tmp_path, "piqa").path), "--as", "aiperf"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert set(re.findall(r"\w+", usage_of("report"))) >= set(TOOLS)
+
+
+def usage_of(verb: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), pytest.raises(SystemExit):
+        main([verb, "--help"])
+    return said.getvalue()
