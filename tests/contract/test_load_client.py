@@ -23,6 +23,7 @@ from evalrig.loadgen.drive import Deadlines, run_block
 from evalrig.loadgen.events import parse
 from evalrig.loadgen.schedule import Address, Schedule
 from evalrig.loadgen.served import Served
+from evalrig.loadgen.sharded import WorkerLost
 
 
 def run(server: Mock, schedule: Schedule, **deadlines: float) -> tuple[Block, Served]:
@@ -308,3 +309,38 @@ def test_a_key_is_sent_and_stays_out_of_the_block():
         block = asyncio.run(run_block(address, closed_loop(1, 1)))
     assert "very-secret" not in repr(block)
     assert json.loads(block.exchanges[0].body.split(b"\n")[0][6:])["choices"]
+
+
+def test_several_processes_send_the_same_as_one():
+    talk = calls(9, every=0.01, tokens=4)
+    talk = (*talk[:7], replace(talk[7], after=2, due=0.02), replace(talk[8], after=7, due=0.02))
+    for schedule in (Schedule(calls=talk, loop="open"), Schedule(calls=talk, loop="closed", concurrency=4)):
+        with mock(first=0.02, step=0.01) as server:
+            block = asyncio.run(run_block(server.address(), schedule, workers=3))
+            served, log = parse(block), server.log()
+        assert [one.sent.index for one in block.exchanges] == list(range(9))
+        assert served.requests.error == ("",) * 9
+        assert block.health.workers == 3
+        assert log["7"]["came"] > log["2"]["sent"][-1] + 20_000_000
+        assert log["8"]["came"] > log["7"]["sent"][-1] + 20_000_000
+        for one in block.exchanges:
+            first = log[str(one.sent.index)]["sent"][0]
+            assert -100_000 < one.at[0] - first < 50_000_000
+
+
+def test_a_process_of_the_client_that_dies_ends_the_block_and_leaves_nothing():
+    import psutil
+
+    async def killed() -> None:
+        block = asyncio.create_task(run_block(server.address(), open_loop(6, 0.1, tokens=40), workers=2))
+        mine = psutil.Process()
+        while len(workers := [p for p in mine.children() if "evalrig.loadgen.sharded" in p.cmdline()]) < 2:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.5)
+        workers[0].kill()
+        with pytest.raises(WorkerLost):
+            await block
+        assert not [p for p in workers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    with mock(first=0.02, step=0.1) as server:
+        asyncio.run(killed())
