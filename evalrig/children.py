@@ -38,10 +38,6 @@ class Forgotten(Lost):
     """It does not know this attempt: it was started again since."""
 
 
-class Crashed(RunError):
-    """The third party's code raised an exception: nothing is known of the attempt it was asked about."""
-
-
 class Child:
     """One process for many attempts, one question at a time. Started by the first question, ended with this object."""
 
@@ -69,8 +65,7 @@ class Child:
 
         Raises:
             Lost: it died over it, took too long, or (`Forgotten`) does not know the attempt.
-            Crashed: its code raised an exception over it.
-            RunError: it cannot be started, or its first answer is an exception: no attempt can be made.
+            RunError: it cannot be started, or has a bug: no attempt can be made.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.ask_now, question)
 
@@ -89,8 +84,7 @@ class Child:
                 raise
         found = json.loads(line)
         if "crash" in found:
-            kind = RunError if fresh else Crashed  # one that never worked has no attempt to lose
-            raise kind(f"simulated tools `{self.side}`: {one_line(str(found['crash']))[-400:]}")
+            raise RunError(f"simulated tools `{self.side}`: {one_line(str(found['crash']))[-400:]}")
         given = found["given"]
         if isinstance(given, dict) and given.get("unknown"):
             raise Forgotten("it was started again")

@@ -136,11 +136,6 @@ def _widths(both: Joined) -> tuple[int, int]:
     return both.reference["top_ids"].shape[1], both.candidate["top_ids"].shape[1]
 
 
-def readable(columns: Columns) -> NDArray[np.bool_]:
-    """Rows whose list names no token twice and holds no number that a logprob cannot be."""
-    return ~ambiguous(columns["top_ids"]) & (columns["top_logprobs"] <= ROUNDING).all(axis=1)
-
-
 def ambiguous(ids: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Rows [n] of top-K lists [n, K] that name a token twice, or what is no token."""
     found = repeated(ids)

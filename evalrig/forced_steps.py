@@ -53,15 +53,6 @@ def walked(world: World, errand: Errand) -> tuple[Message, ...]:
     return (*opening(world, errand), *way, Message(role="assistant", content=" ".join(errand.answer) or "Done."))
 
 
-def done(stage: Stage, number: int) -> Message:
-    """What is due at a stage, as the assistant's message."""
-    calls = tuple(
-        ToolCall(id=call_id(number * 100 + n), name=name, arguments=json.dumps(dict(arguments), ensure_ascii=False))
-        for n, (name, arguments) in enumerate(stage.due)
-    )
-    return Message(role="assistant", content=stage.text, tool_calls=calls)
-
-
 def opening(world: World, errand: Errand) -> tuple[Message, ...]:
     """What the model is told before its first step."""
     return Message(role="system", content=world.policy), Message(role="user", content=errand.request)

@@ -50,7 +50,6 @@ class SimulatedArena(Arena):
         Raises:
             ToolError: the tool says no.
             Lost: the child died over it twice.
-            Crashed: the third party's code raised an exception that is no answer of a tool.
         """
         if name not in {tool.name for tool in self.tools()}:
             raise ToolError(f"there is no tool {name!r}")

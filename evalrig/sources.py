@@ -17,8 +17,6 @@ T = TypeVar("T")
 OWN = "own"
 """Source of the prompts that evalrig ships, and of the user's in their place."""
 TEXT = "text"
-STEP = "step-"
-"""Begins the tag of a turn in a conversation with tools: which step of the assistant's it is, from 1."""
 HOLDS = "id, kind, messages or prompt, tools"
 
 
@@ -107,18 +105,10 @@ def _turns(sample: Sample, at: str) -> list[Sample]:
         return [fixed]
     if said[0] == 0:
         raise UsageError(f"{at}: the assistant's first message answers nothing; begin with the user's")
-    return [step(fixed, turn, messages=sample.messages[: i + 1], cluster=sample.id) for turn, i in enumerate(said, 1)]
-
-
-def step(sample: Sample, number: int, messages: tuple[Message, ...], cluster: str) -> Sample:
-    """One step of a finished conversation: `messages` end with what the assistant did."""
-    tags = (*(tag for tag in sample.tags if tag != FIXED), f"{STEP}{number}", FIXED)
-    return replace(sample, id=f"{sample.id}.{number}", messages=messages, cluster=cluster, tags=tags)
-
-
-def step_of(sample: Sample) -> int | None:
-    """Which step of a conversation it is, from 1; None: it is none."""
-    return next((int(tag.removeprefix(STEP)) for tag in sample.tags if tag.startswith(STEP)), None)
+    return [
+        replace(fixed, id=f"{sample.id}.{turn}", messages=sample.messages[: i + 1], cluster=sample.id)
+        for turn, i in enumerate(said, 1)
+    ]
 
 
 def with_tools(sample: Sample) -> bool:
@@ -153,8 +143,7 @@ def borrowed(source: str, samples: Sequence[Sample], where: str) -> list[Sample]
         _can_be_shown(sample.messages, f"{where}: {source}, sample {sample.id!r}")
         name = f"{source}.{sample.id}"
         cluster = f"{source}.{sample.cluster}" if sample.cluster else ""
-        given = sample.messages[-1:] and sample.messages[-1].role == "assistant"  # what was done, not what is asked
-        tags = (source, *(tag for tag in sample.tags if tag != FIXED), *([FIXED] if given else []))
+        tags = (source, *(tag for tag in sample.tags if tag != FIXED))
         rows.append(replace(sample, id=name, choices=(), target="", cluster=cluster, tags=tags))
     return rows
 

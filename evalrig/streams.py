@@ -12,15 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalrig.analysis.clusters import ClusterSums
-from evalrig.analysis.kl import merged_bucket
 from evalrig.analysis.kl_map import GroupRow, group_rows
 from evalrig.analysis.kl_stream import StreamResult
 from evalrig.analysis.monte_carlo import Drawn
 from evalrig.analysis.responses import Responses, ResponseSums, Spoken
 from evalrig.analysis.token_classes import TokenClass, classify
-from evalrig.distance import ROUNDING, Joined, measured, readable
+from evalrig.distance import ROUNDING, Joined, measured
 from evalrig.gate import Distances
-from evalrig.sources import step_of
 from evalrig.tokens import Columns
 from evalrig.types import NO_ANSWER, Sample, Trace
 
@@ -48,8 +46,6 @@ class Streamed:
     result: StreamResult
     sources: tuple[GroupRow, ...]
     """By what the samples are tagged with; empty where all are of one source."""
-    steps: tuple[GroupRow, ...]
-    """Tokens of tool calls by the step at which they stand; empty where no sample is a step."""
     places: tuple[Place, ...]
     clusters: tuple[str, ...]
     """Name of each prompt number."""
@@ -66,36 +62,6 @@ class Reading:
     streamed: Streamed | None
     """None: no position could be read."""
     responses: Responses
-
-
-STEPS = ((1, 2), (3, 5), (6, 10), (11, 20), (21, None))
-"""First and last step of each group: wider along the way, as fewer conversations get there."""
-
-
-class StepSums:
-    """KL of the tokens of tool calls by the step at which they stand. Positions without a number count nowhere: a validity
-    finding names them."""
-
-    def __init__(self, clusters: int) -> None:
-        self._sums, self._sizes = (np.zeros((clusters, len(STEPS))) for _ in range(2))
-
-    def add(self, cluster: int, step: int, both: Joined, classes: NDArray[np.int8]) -> None:
-        """One step's tokens; `classes` [n]."""
-        column = next(at for at, (_, last) in enumerate(STEPS) if last is None or step <= last)
-        inside = np.isin(classes, (TokenClass.STRUCTURE, TokenClass.ARGUMENT))
-        inside &= readable(both.reference) & readable(both.candidate)
-        lists = [
-            side[name][inside] for side in (both.reference, both.candidate) for name in ("top_ids", "top_logprobs")
-        ]
-        kl = merged_bucket(*lists).kl
-        kl = kl[np.isfinite(kl)]
-        self._sums[cluster, column] += kl.sum()
-        self._sizes[cluster, column] += len(kl)
-
-    def rows(self, alpha: float) -> tuple[GroupRow, ...]:
-        """One row for each group with tokens."""
-        names = [f"step {a}+" if b is None else f"steps {a} to {b}" for a, b in STEPS]
-        return group_rows(self._sums, self._sizes, names, alpha)
 
 
 class Texts:
@@ -133,7 +99,7 @@ def read(
     clusters = sorted({sample.cluster or sample.id for sample in samples.values()})
     number = {name: at for at, name in enumerate(clusters)}
     places: list[Place] = []
-    spoken, told, steps = ResponseSums(), [0, 0], StepSums(len(clusters))
+    spoken, told = ResponseSums(), [0, 0]
 
     def watched() -> Iterator[Joined]:
         for both in joined:
@@ -142,8 +108,6 @@ def read(
             told[0] += len(classes) == n > 0
             told[1] += n
             spoken.add(_spoken(both, samples[both.sample], texts))
-            if (step := step_of(samples[both.sample])) is not None and len(classes) == n:
-                steps.add(number[both.cluster], step, both, classes)
             yield both
 
     found = measured(watched(), number, alpha, lambda both: texts.classes(both.sample, both.epoch))
@@ -153,7 +117,6 @@ def read(
         streamed = Streamed(
             result=found.found,
             sources=_by_source(found.by_prompt, samples, number, alpha),
-            steps=steps.rows(alpha),
             places=tuple(places),
             clusters=tuple(clusters),
             told=told[0],

@@ -63,11 +63,6 @@ class ToolSuite(TalkSuite):
         return rows
 
 
-def asked_horizon(sample: Sample) -> int:
-    """Calls that an errand of this horizon needs. One that cannot be done needs none, and must be found out all the same."""
-    return next((int(tag.removeprefix("horizon-")) for tag in sample.tags if tag.startswith("horizon-")), 0)
-
-
 def _sample(world: World, errand: Errand, horizon: int) -> Sample:
     whole = [errand.start, [[move.name, dict(move.arguments)] for move in errand.way], list(errand.answer)]
     offer = [[tool.name, tool.description, dict(tool.parameters)] for tool in errand.tools]

@@ -19,11 +19,8 @@ Arms = Sequence[tuple[str, Streamed]]
 
 def maps(arms: Arms, confidence: str) -> tuple[Table, ...]:
     """A table for each way of grouping; one that cannot be made says why."""
-    steps = [(name, one.steps) for name, one in arms if one.steps]
-    along = "Tokens of tool calls alone, by the step of the conversation at which the call stands; the histories are given. "
     return (
         _classes(arms, confidence),
-        *([_table("Tool calls by step", steps, f"{along}{confidence} intervals over conversations.")] if steps else []),
         _table(
             "By entropy of the reference",
             [(name, one.result.entropies) for name, one in arms],

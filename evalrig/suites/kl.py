@@ -119,10 +119,6 @@ class Kl(Suite):
         drawn = self.samples()
         for name, questions in lent.items():
             rows = borrowed(name, questions, f"suites.{self.name}.options.suites")
-            if self.rescored and (fixed := next((row.id for row in rows if FIXED in row.tags), None)):
-                raise UsageError(
-                    f"suites.{self.name}.options.leg: `decode` scores what variants answer, and {fixed!r} is given; leave `{name}` out"
-                )
             drawn += rows
             if name in graders:
                 self._questions |= {row.id: (graders[name], own) for row, own in zip(rows, questions, strict=True)}

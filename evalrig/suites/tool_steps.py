@@ -7,7 +7,7 @@ errands, what the reference did by itself, or the user's recorded conversations.
 import hashlib
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -20,13 +20,12 @@ from evalrig.dialect import Dialect
 from evalrig.distractors import choices
 from evalrig.engine import Capabilities, Engine, Scoring
 from evalrig.errors import UsageError
-from evalrig.forced_steps import Stage, done, follow, stages, walked
+from evalrig.forced_steps import Stage, follow, stages, walked
 from evalrig.free_run import Limits, ride
-from evalrig.sources import step
 from evalrig.steps import ERRORS, compared, unfit
 from evalrig.suite import Attempt, ids_sha256
 from evalrig.talk_suite import seen_sha256
-from evalrig.tool_suite import ToolOptions, ToolSuite, asked_horizon
+from evalrig.tool_suite import ToolOptions, ToolSuite
 from evalrig.types import Completion, Message, Metric, Sample, State, Step, ToolCall, Trace, Trajectory
 
 Score = Callable[[Sequence[int], int], Awaitable[Scoring]]
@@ -115,20 +114,6 @@ class ToolSteps(ToolSuite):
         rows = super().samples()
         return [row for row in rows if self.errands[row.id][1].way] if self.choice else rows
 
-    def lend(self, chosen: Sequence[Sample]) -> Sequence[Sample]:
-        """The steps that are followed, each with what is due; where the reference makes the way, the errands."""
-        if self.traced:
-            return chosen
-        lent: list[Sample] = []
-        for sample in chosen:
-            found = self._stages(sample, None)
-            for place in self._drawn(sample, range(len(found))):
-                stage = found[place]
-                messages = (*stage.messages, done(stage, place))
-                offered = replace(sample, tools=stage.tools)
-                lent.append(step(offered, place + 1, messages, sample.cluster or sample.id))
-        return lent
-
     def _stages(self, sample: Sample, trace: Trace | None) -> Sequence[Stage]:
         """What is followed: as recorded, as the reference went, or the shortest way."""
         if self.path:
@@ -141,7 +126,7 @@ class ToolSteps(ToolSuite):
         """The reference's own way, freely; a turn that was cut is no step to follow."""
         world, errand = self.errands[sample.id]
         arena = ErrandArena(world, errand)
-        limits = Limits(steps=2 * max(errand.horizon, asked_horizon(sample)) + FREE_SLACK)
+        limits = Limits(steps=2 * errand.horizon + FREE_SLACK)
         try:
             taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
         finally:

@@ -13,7 +13,7 @@ from evalrig.errors import UsageError
 from evalrig.free_run import Limits, Ride, ride
 from evalrig.suite import Attempt
 from evalrig.talk_suite import FAILURES
-from evalrig.tool_suite import ToolOptions, ToolSuite, asked_horizon
+from evalrig.tool_suite import ToolOptions, ToolSuite
 from evalrig.types import Metric, Sample, Trace
 from evalrig.world import Errand
 
@@ -47,7 +47,7 @@ class ToolWorlds(ToolSuite):
         """One errand in a state of its own."""
         world, errand = self.errands[sample.id]
         arena = ErrandArena(world, errand)
-        limits = Limits(steps=2 * max(errand.horizon, asked_horizon(sample)) + self.slack)
+        limits = Limits(steps=2 * errand.horizon + self.slack)
         try:
             taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
         finally:

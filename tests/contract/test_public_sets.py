@@ -145,19 +145,6 @@ def test_a_call_that_never_ends_is_lost_and_no_score() -> None:
     assert "5" in asyncio.run(endless())
 
 
-def test_rules_that_crash_over_one_attempt_leave_it_unmarked_and_the_run_goes_on() -> None:
-    suite = bfcl("multi_turn_base")
-    suite.child.ask_now({"ask": "close", "attempt": "none"})
-    sample = suite.samples()[0]
-    broken = replace(suite.entries[sample.id], truth=[["no python ("] for _ in suite.entries[sample.id].truth])
-    suite.entries[sample.id] = broken
-    found = asyncio.run(suite.attempt(Script(acts(content="Done.")), sample, 0, None))
-    assert found.state is State.UNSCORED
-    assert found.scores == {}
-    assert "simulated tools `bfcl_side`" in found.trajectory.error
-    assert suite.child.ask_now({"ask": "close", "attempt": "none"}) is not None
-
-
 HOSTILE = ("__import__('os').system('touch owned')", "x'); import os; os._exit(1) #", "ls()", "{0.__class__}")
 
 

@@ -1,7 +1,6 @@
 """From stored lists to estimates: labels, places, texts, and what cannot be read."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,28 +86,6 @@ def test_classes_entropies_and_sources_share_out_all_tokens() -> None:
         assert total / tokens == pytest.approx(found.result.summary.mean)
     assert [row.name for row in found.sources] == ["chat", "code"]
     assert found.told == 30
-
-
-def test_only_tokens_of_calls_count_to_the_step_at_which_they_stand() -> None:
-    text = 'Let me look. <tool_call>\n{"name": "open", "arguments": {"path": "a/b"}}\n</tool_call>'
-    arms = [
-        replace(scored(f"c{n}.{step}", tokens=len(text), cluster=f"c{n}"), cluster=f"c{n}")
-        for n in range(3)
-        for step in (1, 2, 7)
-    ]
-    samples = {
-        one.sample: Sample(
-            id=one.sample, cluster=one.cluster, tags=("own", f"step-{one.sample.split('.')[1]}", "fixed")
-        )
-        for one in arms
-    }
-    found = streamed(arms, samples, Texts(traced(one, pieces=tuple(text)) for one in arms), 0.05)
-    assert found is not None
-    assert [row.name for row in found.steps] == ["steps 1 to 2", "steps 6 to 10"]
-    calls = [row for row in found.result.classes if row.name.startswith("tool")]
-    assert sum(row.tokens for row in found.steps) == sum(row.tokens for row in calls) < 9 * len(text)
-    assert sum(r.tokens * r.mean for r in found.steps) == pytest.approx(sum(r.tokens * r.mean for r in calls))
-    assert [row.prompts for row in found.steps] == [3, 3]
 
 
 def test_one_source_is_no_map() -> None:

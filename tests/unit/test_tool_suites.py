@@ -13,16 +13,13 @@ import toys.chain_world
 from scipy.stats import binomtest
 from toys.acting import Actor, ActorOptions
 from toys.runs import carry_out, run_file
-from toys.script import Script, acts
 
 from evalrig.engine import Launch
 from evalrig.errors import EngineError, UsageError
-from evalrig.sources import borrowed, step_of
 from evalrig.suite import Attempt
 from evalrig.suites.tool_steps import ToolSteps, ToolStepsOptions
 from evalrig.suites.tool_worlds import ToolWorlds, ToolWorldsOptions
-from evalrig.tool_suite import asked_horizon
-from evalrig.types import FIXED, Record, State, Step, Variant
+from evalrig.types import Record, State, Step, Variant
 
 RATE = 0.1
 CHAIN: dict[str, Any] = {"worlds": ["toys.chain_world"], "horizons": [5, 10], "per_horizon": 40}
@@ -245,45 +242,6 @@ def test_the_steps_followed_are_drawn_once_for_all_variants() -> None:
     found = [attempted(suite, actor(seed=seed)).trajectory.steps for seed in (0, 1)]
     assert [step.due for step in found[0]] == [step.due for step in found[1]]
     assert len(found[0]) == 2
-
-
-def test_the_steps_of_an_errand_are_lent_with_what_is_due_at_each() -> None:
-    suite = forced(horizons=[5])
-    [errand] = suite.samples()
-    lent = borrowed("forced", suite.lend([errand]), "here")
-    assert [step_of(one) for one in lent] == [1, 2, 3, 4, 5, 6]
-    assert all(FIXED in one.tags and one.cluster == f"forced.{errand.cluster or errand.id}" for one in lent)
-    way = suite.errands[errand.id][1].way
-    assert [one.messages[-1].tool_calls[0].name for one in lent[:-1]] == [move.name for move in way]
-    assert [json.loads(one.messages[-1].tool_calls[0].arguments) for one in lent[:-1]] == [
-        dict(m.arguments) for m in way
-    ]
-    assert lent[-1].messages[-1].content
-    assert not lent[-1].messages[-1].tool_calls
-    assert len({one.id for one in lent}) == 6
-
-
-def test_the_references_own_way_is_not_known_before_it_went_it_so_the_errand_is_lent() -> None:
-    suite = forced(trajectories="reference")
-    chosen = suite.samples()
-    assert suite.lend(chosen) == chosen
-
-
-def test_an_errand_that_cannot_be_done_has_the_turns_of_one_that_can() -> None:
-    """It was ended after five turns, in which nobody finds out that a tool is missing."""
-    suite = ToolWorlds("w", ToolWorldsOptions(worlds=["files"], horizons=[10], per_horizon=5))
-    sample = next(one for one in suite.samples() if "missing_tool" in one.tags)
-    assert suite.errands[sample.id][1].horizon == 0
-    assert asked_horizon(sample) == 10
-    looks = [acts(("list_folder", {"path": f"{n}"})) for n in range(40)]
-    engine = Script(*looks)
-
-    async def go() -> Attempt:
-        await engine.start()
-        return await suite.attempt(engine, sample, 0, None)
-
-    found = asyncio.run(go())
-    assert len(found.trajectory.steps) == 2 * 10 + suite.slack
 
 
 def test_steps_where_words_are_due_count_for_the_trigger() -> None:
