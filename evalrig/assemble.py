@@ -261,7 +261,7 @@ def _chosen(suites: Mapping[str, Suite], config: RunConfig) -> dict[str, tuple[S
             known = ", ".join(lenders) or "none"
             raise UsageError(f"suites.{name}.options.suites: no suite {strange[0]!r} here that lends; known: {known}")
         if suite.sources:
-            lent = {source: lenders[source] for source in suite.sources}
+            lent = {source: suites[source].lend(lenders[source]) for source in suite.sources}
             graders = {source: grader for source in lent if (grader := suites[source].grader())}
             chosen[name] = _samples(name, suite.draw(lent, graders), config)
     for name, suite in suites.items():

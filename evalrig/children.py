@@ -38,6 +38,14 @@ class Forgotten(Lost):
     """It does not know this attempt: it was started again since."""
 
 
+class Crashed(RunError):
+    """The third party's code failed over what a model did: that attempt cannot be judged. Uncaught it ends the run."""
+
+
+_OF_AN_ATTEMPT = ("call", "judge", "single")
+"""Questions about what a model did. A crash over any other is a bug that every attempt would meet."""
+
+
 class Child:
     """One process for many attempts, one question at a time. Started by the first question, ended with this object."""
 
@@ -65,6 +73,7 @@ class Child:
 
         Raises:
             Lost: it died over it, took too long, or (`Forgotten`) does not know the attempt.
+            Crashed: its code raised over a call or a check of one attempt.
             RunError: it cannot be started, or has a bug: no attempt can be made.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.ask_now, question)
@@ -84,7 +93,8 @@ class Child:
                 raise
         found = json.loads(line)
         if "crash" in found:
-            raise RunError(f"simulated tools `{self.side}`: {one_line(str(found['crash']))[-400:]}")
+            kind = Crashed if question.get("ask") in _OF_AN_ATTEMPT else RunError
+            raise kind(f"simulated tools `{self.side}`: {one_line(str(found['crash']))[-400:]}")
         given = found["given"]
         if isinstance(given, dict) and given.get("unknown"):
             raise Forgotten("it was started again")

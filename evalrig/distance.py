@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from evalrig.analysis.aligned import TopK, repeated
 from evalrig.analysis.kl import Audit, audit, truncate
 from evalrig.analysis.kl_stream import Chunk, summed
-from evalrig.analysis.token_classes import NAMES
+from evalrig.analysis.token_classes import NAMES, TokenClass
 from evalrig.analysis.topk_bounds import bounds, dual_low, largest_tail_ratio
 from evalrig.gate import Distances
 from evalrig.tokens import Columns
@@ -20,6 +20,8 @@ ROUNDING = 1e-3
 LEAST_AUDITED = 100
 """Audited rows from which on the largest ratio seen may stand for those not seen: of n like rows one more lies beyond their
 largest once in n + 1 times, so from here on about one position in a hundred, and half as much again is allowed for it."""
+CALLS = (TokenClass.STRUCTURE, TokenClass.ARGUMENT)
+"""Classes of tokens that make a tool call."""
 CHUNK = 16_384
 """Positions that are measured as one; about 13 MB with 50 a list."""
 
@@ -35,6 +37,8 @@ class Joined:
     candidate: Columns
     success: float | None = None
     """How right the reference's answer is, 0..1; NaN: its grader cannot tell. None: nobody graded it."""
+    step: int = 0
+    """Step of a conversation, from 1, that the tokens are; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +104,16 @@ def _chunk(held: list[Joined], prompts: Mapping[str, int], labels: Labels) -> Ch
     (reference, reference_logprob), (candidate, candidate_logprob) = sides
     sizes = [_rows(both) for both in held]
     told = [labels(both) for both in held]
+    token_class = np.concatenate(
+        [of.astype(np.int64) if len(of) == n else np.full(n, -1) for of, n in zip(told, sizes, strict=True)]
+    )
     return Chunk(
         reference=reference,
         candidate=candidate,
         prompt=np.repeat([prompts[both.cluster] for both in held], sizes),
         position=np.concatenate([np.arange(1, n + 1) for n in sizes]),
-        token_class=np.concatenate(
-            [of.astype(np.int64) if len(of) == n else np.full(n, -1) for of, n in zip(told, sizes, strict=True)]
-        ),
+        token_class=token_class,
+        call_step=np.where(np.isin(token_class, CALLS), np.repeat([both.step for both in held], sizes), 0),
         reference_logprob=reference_logprob,
         candidate_logprob=candidate_logprob,
     )

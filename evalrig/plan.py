@@ -51,6 +51,8 @@ class SuitePlan:
     """Every variant answers by itself, and the reference scores what the others said."""
     failures: tuple[str, ...] = ()
     """Words for how its attempts fail."""
+    clusters: int = 0
+    """Groups of samples that share text, single ones counted; 0: planned before they were counted."""
 
     @property
     def blocks(self) -> bool:
@@ -222,6 +224,7 @@ def _suite_plan(config: RunConfig, name: str, fact: SuiteFacts) -> SuitePlan:
         sha256=sample_digest(chosen),
         rescored=fact.rescored,
         failures=fact.failures,
+        clusters=len({sample.cluster or sample.id for sample in chosen}),
     )
 
 

@@ -17,6 +17,8 @@ T = TypeVar("T")
 OWN = "own"
 """Source of the prompts that evalrig ships, and of the user's in their place."""
 TEXT = "text"
+STEP = "step:"
+"""How the tag of a turn of a conversation begins that tells which of the assistant's turns it is, from 1."""
 HOLDS = "id, kind, messages or prompt, tools"
 
 
@@ -106,7 +108,13 @@ def _turns(sample: Sample, at: str) -> list[Sample]:
     if said[0] == 0:
         raise UsageError(f"{at}: the assistant's first message answers nothing; begin with the user's")
     return [
-        replace(fixed, id=f"{sample.id}.{turn}", messages=sample.messages[: i + 1], cluster=sample.id)
+        replace(
+            fixed,
+            id=f"{sample.id}.{turn}",
+            messages=sample.messages[: i + 1],
+            cluster=sample.id,
+            tags=(*fixed.tags, f"{STEP}{turn}"),
+        )
         for turn, i in enumerate(said, 1)
     ]
 
@@ -137,13 +145,17 @@ def texts(path: Path, where: str) -> list[Sample]:
 
 
 def borrowed(source: str, samples: Sequence[Sample], where: str) -> list[Sample]:
-    """Samples of the suite `source` as prompts: its questions, without choices and targets, under `<source>.<id>`."""
+    """Samples of the suite `source` as prompts: its questions, without choices and targets, under `<source>.<id>`.
+
+    `FIXED` stays only where there is a last turn of the assistant's that was given: elsewhere the tag is the lender's own word.
+    """
     rows: list[Sample] = []
     for sample in samples:
         _can_be_shown(sample.messages, f"{where}: {source}, sample {sample.id!r}")
         name = f"{source}.{sample.id}"
         cluster = f"{source}.{sample.cluster}" if sample.cluster else ""
-        tags = (source, *(tag for tag in sample.tags if tag != FIXED))
+        given = bool(sample.messages) and sample.messages[-1].role == "assistant"
+        tags = (source, *(tag for tag in sample.tags if given or tag != FIXED))
         rows.append(replace(sample, id=name, choices=(), target="", cluster=cluster, tags=tags))
     return rows
 

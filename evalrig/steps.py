@@ -82,7 +82,11 @@ def complaint(call: ToolCall, tools: Sequence[Tool]) -> tuple[str, str]:
     if tool is None:
         known = ", ".join(sorted(tool.name for tool in tools))
         return "unknown_tool", f"there is no tool {call.name!r}; the tools are: {known or 'none'}"
-    if unfit := next(_validator(_schema(tool)).iter_errors(arguments), None):
+    try:
+        unfit = next(_validator(_schema(tool)).iter_errors(arguments), None)
+    except RecursionError:  # a schema that is a tree, and arguments about as deep as they may be
+        return "schema", "the arguments nest too deep for the tool's schema"
+    if unfit:
         at = ".".join(str(part) for part in unfit.absolute_path)
         where = f"argument `{at}`: " if at else "the arguments do not fit the tool's schema: "
         return "schema", f"{where}{unfit.message}"
@@ -240,10 +244,13 @@ def _wrong_schema(schema: str) -> str:
     import jsonschema
 
     try:
-        jsonschema.Draft202012Validator.check_schema(json.loads(schema))
+        read = json.loads(schema)
+        jsonschema.Draft202012Validator.check_schema(read)
+        return _nowhere(read) or _endless(read)
     except jsonschema.SchemaError as error:
         return str(error.message)
-    return _nowhere(json.loads(schema))
+    except RecursionError:
+        return "it nests too deep"
 
 
 def _nowhere(schema: Any) -> str:
@@ -260,6 +267,48 @@ def _nowhere(schema: Any) -> str:
             except Unresolvable:
                 return f"its `$ref` {leaf!r} leads nowhere"
     return ""
+
+
+def _endless(schema: Any) -> str:
+    """A `$ref` that comes back to itself over one and the same value: no call could ever be checked. A tree is none."""
+    from referencing import Registry
+    from referencing.jsonschema import DRAFT202012
+
+    resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+    done, open_ = set[int](), set[int]()
+
+    def comes_back(part: Any, by: str) -> str:
+        if not isinstance(part, dict) or id(part) in done:
+            return ""
+        if id(part) in open_:
+            return f"its `$ref` {by!r} comes back to itself"
+        open_.add(id(part))
+        refs = (part.get(key) for key in ("$ref", "$dynamicRef"))
+        targets = [(resolver.lookup(ref).contents, ref) for ref in refs if isinstance(ref, str)]
+        found = next(
+            filter(None, (comes_back(*each) for each in (*targets, *((one, by) for one in _beside(part))))), ""
+        )
+        open_.remove(id(part))
+        done.add(id(part))
+        return found
+
+    return next(filter(None, (comes_back(part, "#") for part in _objects(schema))), "")
+
+
+def _beside(part: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas inside one that are about the very same value."""
+    for key in ("allOf", "anyOf", "oneOf"):
+        yield from part.get(key, ())
+    yield from (part[key] for key in ("not", "if", "then", "else") if key in part)
+    yield from part.get("dependentSchemas", {}).values()
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a JSON value."""
+    if isinstance(value, dict):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(one)
 
 
 def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

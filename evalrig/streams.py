@@ -4,7 +4,7 @@ Kept are sums, and where each attempt began; memory grows with the number of att
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +16,10 @@ from evalrig.analysis.kl_map import GroupRow, group_rows
 from evalrig.analysis.kl_stream import StreamResult
 from evalrig.analysis.monte_carlo import Drawn
 from evalrig.analysis.responses import Responses, ResponseSums, Spoken
-from evalrig.analysis.token_classes import TokenClass, classify
-from evalrig.distance import ROUNDING, Joined, measured
+from evalrig.analysis.token_classes import classify
+from evalrig.distance import CALLS, ROUNDING, Joined, measured
 from evalrig.gate import Distances
+from evalrig.sources import STEP
 from evalrig.tokens import Columns
 from evalrig.types import NO_ANSWER, Sample, Trace
 
@@ -108,7 +109,7 @@ def read(
             told[0] += len(classes) == n > 0
             told[1] += n
             spoken.add(_spoken(both, samples[both.sample], texts))
-            yield both
+            yield replace(both, step=step(samples[both.sample]))
 
     found = measured(watched(), number, alpha, lambda both: texts.classes(both.sample, both.epoch))
     raw = all(mode in RAW_MODES for mode in modes)
@@ -128,6 +129,13 @@ def read(
 def source(sample: Sample) -> str:
     """What a sample was taken from."""
     return next((tag for tag in sample.tags if tag != FIXED), UNTAGGED)
+
+
+def step(sample: Sample) -> int:
+    """Step of a conversation that a sample is, from 1; 0: it is none, or nobody says which."""
+    return next(
+        (int(number) for tag in sample.tags if (number := tag.removeprefix(STEP)) != tag and number.isdecimal()), 0
+    )
 
 
 def _by_source(
@@ -174,6 +182,6 @@ def _given(side: Columns) -> NDArray[np.floating[Any]]:
 
 def _calls(classes: NDArray[np.int8]) -> list[tuple[int, int]]:
     """Begin and end of each run of tool-call tokens; calls that touch are one step."""
-    inside = np.concatenate([[False], np.isin(classes, (TokenClass.STRUCTURE, TokenClass.ARGUMENT)), [False]])
+    inside = np.concatenate([[False], np.isin(classes, CALLS), [False]])
     edges = np.flatnonzero(inside[1:] != inside[:-1])
     return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

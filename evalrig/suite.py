@@ -112,6 +112,10 @@ class Suite(ABC):
         """All samples, those made of `lent` among them: what the suites in `sources` run, by suite, and their graders."""
         return self.samples()
 
+    def lend(self, chosen: Sequence[Sample]) -> Sequence[Sample]:
+        """What a suite that names this one in its `sources` takes, of the samples that the run has here: most lend those."""
+        return chosen
+
     def equip(self, booth: Booth) -> None:
         """Given before the first request where programs run, for suites with `runs_code`."""
         raise TypeError(f"{type(self).__name__} runs no programs: `runs_code` is true and `equip` is not written")

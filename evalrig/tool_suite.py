@@ -8,6 +8,7 @@ from typing import Any
 from evalrig import steps
 from evalrig.errors import UsageError
 from evalrig.forced_steps import opening
+from evalrig.free_run import Limits
 from evalrig.plugins import find, kinds, make
 from evalrig.talk_suite import TalkOptions, TalkSuite
 from evalrig.types import Sample
@@ -35,6 +36,8 @@ class ToolSuite(TalkSuite):
         super().__init__(name, options)
         self.errands: dict[str, tuple[World, Errand]] = {}
         """Sample id -> what it is about."""
+        self._needed: dict[str, int] = {}
+        """Sample id -> calls needed; of an errand that cannot be done, those of its kin that can: finding out takes steps, too."""
         own: ToolOptions = options
         for fits, key, words in (
             (own.per_horizon >= 1, "per_horizon", "per_horizon is at least 1"),
@@ -46,7 +49,7 @@ class ToolSuite(TalkSuite):
 
     def samples(self) -> list[Sample]:
         """An errand is a sample: what is asked, and a digest of all that it starts from and comes to."""
-        self.errands = {}
+        self.errands, self._needed = {}, {}
         where = f"suites.{self.name}.options.worlds"
         rows: list[Sample] = []
         for kind in self.options.worlds or kinds("worlds"):
@@ -59,8 +62,13 @@ class ToolSuite(TalkSuite):
                     if wrong := steps.unfit(errand.tools):
                         raise UsageError(f"{where}: {kind}: {sample.id}: {wrong}")
                     self.errands[sample.id] = world, errand
+                    self._needed[sample.id] = errand.horizon or horizon
                     rows.append(sample)
         return rows
+
+    def limits(self, sample: Sample, slack: int) -> Limits:
+        """Turns of one attempt: twice the calls that are needed, and `slack`."""
+        return Limits(steps=2 * self._needed[sample.id] + slack)
 
 
 def _sample(world: World, errand: Errand, horizon: int) -> Sample:

@@ -10,8 +10,6 @@ import numpy as np
 
 from evalrig.analysis.arrays import FloatArray
 
-RELATIVE_ERROR = 2.0**-7
-
 _DROPPED_BITS = 16
 _BINS = 1 << 15
 

@@ -1,6 +1,6 @@
 """Distances of any number of positions in one pass: chunks in, estimates out, nothing kept per position.
 
-What is kept: sums by prompt (and by prompt and octave, class, entropy), a histogram, the ten worst tokens. So memory
+What is kept: sums by prompt (and by prompt and octave, class, entropy, step), a histogram, the ten worst tokens. So memory
 grows with the number of prompts, about 4 KB each, and not with the number of positions. The results are those of
 `kl_summary`, `growth` and `kl_map` on all positions at once, but for quantiles, which are up to 0.8 % high
 (`histogram`), and for the entropy quartiles, whose borders lie on a fixed grid.
@@ -37,6 +37,8 @@ class Chunk:
     reference_logprob: NDArray[np.floating] | None = None
     """[n], of the given token; for Δp."""
     candidate_logprob: NDArray[np.floating] | None = None
+    call_step: NDArray[np.integer] | None = None
+    """[n], step of the conversation, from 1, of positions in a tool call; 0: in none, or not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class Measured:
     prompt: IntArray
     position: FloatArray
     token_class: IntArray
+    call_step: IntArray
     row: IntArray
     """[m], place in the chunk."""
     rows: int
@@ -84,7 +87,7 @@ def summed(chunks: Iterable[Chunk], prompts: int, classes: int = 0, workers: int
 
 
 def _add(sums: StreamSums, found: Measured) -> None:
-    sums.add(found.values, found.prompt, found.position, found.token_class)
+    sums.add(found.values, found.prompt, found.position, found.token_class, found.call_step)
     sums.keep_worst(found.values[0], found.prompt, found.position, found.row)
     sums.count(found.rows, len(found.row))
 
@@ -112,11 +115,13 @@ def measure(chunk: Chunk, prompts: int, classes: int) -> Measured:
         values[10] = q - p
         values[11] = values[10] ** 2
     group = np.full(n, -1) if chunk.token_class is None else chunk.token_class
+    step = np.zeros(n) if chunk.call_step is None else chunk.call_step
     return Measured(
         values=values,
         prompt=chunk.prompt[kept].astype(np.int64),
         position=chunk.position[kept].astype(np.float64),
         token_class=group[kept].astype(np.int64),
+        call_step=step[kept].astype(np.int64),
         row=kept,
         rows=n,
     )
@@ -142,6 +147,7 @@ def _check_labels(chunk: Chunk, prompts: int, classes: int) -> None:
         ("prompt", chunk.prompt, 0, prompts - 1),
         ("position", chunk.position, 1, 1 << 40),
         ("token_class", groups, -1, classes - 1),
+        ("call_step", chunk.call_step, 0, 1 << 40),
     ):
         if labels is not None and (labels.shape != (n,) or (n and not least <= labels.min() <= labels.max() <= most)):
             raise ValueError(f"`{name}`: expected one number from {least} to {most} for each of {n} positions")

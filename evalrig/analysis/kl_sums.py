@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from evalrig.analysis import call_steps
 from evalrig.analysis.arrays import BoolArray, FloatArray, IntArray
 from evalrig.analysis.clusters import ClusterSums, sums_t
 from evalrig.analysis.growth import Growth, LineSums, OctaveRatio, growth, line_points, ratio_of_octaves
@@ -87,6 +88,9 @@ class ByPosition:
     octaves: tuple[OctaveRow, ...]
     growth: Growth | None
     ratio: OctaveRatio | None
+    calls: tuple[GroupRow, ...]
+    """Tokens of tool calls by the step of the conversation at which they stand, each against the calls of other steps; empty
+    where no step is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,7 @@ class StreamSums:
         self._means = [_Cells(prompts, 1) for _ in MEASURES]
         self._octaves = _Cells(prompts, OCTAVES)
         self._classes = _Cells(prompts, classes + 1)
+        self._calls = _Cells(prompts, len(call_steps.NAMES))
         self._entropies = _Cells(prompts, len(ENTROPIES))
         self._line = [_Cells(prompts, 1) for _ in range(6)]
         self._largest_of = np.full(prompts, -np.inf)
@@ -153,7 +158,14 @@ class StreamSums:
         self._worst: list[WorstToken] = []
         self._rows = self._readable = 0
 
-    def add(self, values: FloatArray, prompt: IntArray, position: FloatArray, token_class: IntArray) -> None:
+    def add(
+        self,
+        values: FloatArray,
+        prompt: IntArray,
+        position: FloatArray,
+        token_class: IntArray,
+        call_step: IntArray,
+    ) -> None:
         """Add positions: values [measures, n], all or the first `FROM_LISTS`, and the labels of each."""
         kl = values[0]
         if not kl.size:
@@ -168,6 +180,9 @@ class StreamSums:
         infinite = np.isposinf(kl) if math.isinf(float(kl.max())) else None
         self._octaves.add(prompt, octave_of(position), kl, infinite)
         self._classes.add(prompt, np.where(token_class < 0, self._classes.columns - 1, token_class), kl, infinite)
+        if (called := call_step > 0).any():
+            some = None if infinite is None else infinite[called]
+            self._calls.add(prompt[called], call_steps.group_of(call_step[called]), kl[called], some)
         entropy = np.searchsorted(ENTROPIES, np.maximum(values[9], 0.0), side="right") - 1
         self._entropies.add(prompt, entropy, kl, infinite)
         self._add_line(kl, position, prompt, infinite)
@@ -220,6 +235,7 @@ class StreamSums:
                 octaves=tuple(self._octave_rows(largest, alpha)),
                 growth=growth(self._line_sums(largest), alpha),
                 ratio=self._octave_ratio(alpha),
+                calls=group_rows(self._calls.filled(largest), self._calls.sizes, call_steps.NAMES, alpha),
             ),
             classes=group_rows(self._classes.filled(largest), self._classes.sizes, names, alpha),
             entropies=self._quartiles(edges, largest, alpha),

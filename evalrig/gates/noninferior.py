@@ -87,7 +87,8 @@ class Noninferior(Gate):
 
     def _words(self, pairs: Pairs, test: PairedTest, outcome: CheckOutcome, alpha: float) -> str:
         metric, scale = pairs.metric, pairs.metric.scale
-        seen = f"{scale * test.estimate:+.2g} {metric.units}, {_interval(test, scale, alpha)}, n={test.n}"
+        within = f" in {test.clusters} clusters" if test.clusters < test.n else ""
+        seen = f"{scale * test.estimate:+.2g} {metric.units}, {_interval(test, scale, alpha)}, n={test.n}{within}"
         counts = ""
         if metric.kind == "binary":
             losses, gains = _counts(pairs)
@@ -105,7 +106,8 @@ class Noninferior(Gate):
         power = ""
         if metric.kind == "binary":
             psi = sum(_counts(pairs)) / test.n
-            power = f"; with discordance {psi:.1%} it can decide {scale * resolvable_margin(test.n, psi, alpha):.2g} {metric.units}"
+            least = scale * resolvable_margin(test.clusters, psi, alpha)  # what shares a cluster may move as one
+            power = f"; with discordance {psi:.1%} it can decide {least:.2g} {metric.units}"
         need = f"; needs about {test.n_needed} samples" if test.n_needed else ""
         return f"cannot decide {margin}: {seen}{counts}{power}{need}"
 

@@ -79,7 +79,10 @@ class StepHazard(Gate):
             return self.undecided("no attempt that both arms ended has steps: there is nothing to judge along the way")
         arms = found.sides(self.of)
         if arms is None:
-            return self.undecided("the reference was not run again, so nothing tells how far it parts from itself")
+            return self.undecided(
+                "the reference was not run again, so nothing tells how far it parts from itself; "
+                f"raise suites.{self.plan.suite}.again"
+            )
         reference, candidate, cluster = arms
         if not (reference.steps.sum() and candidate.steps.sum()):
             return self.undecided("an arm has no step")

@@ -21,6 +21,7 @@ def maps(arms: Arms, confidence: str) -> tuple[Table, ...]:
     """A table for each way of grouping; one that cannot be made says why."""
     return (
         _classes(arms, confidence),
+        *_calls(arms, confidence),
         _table(
             "By entropy of the reference",
             [(name, one.result.entropies) for name, one in arms],
@@ -42,6 +43,18 @@ def _classes(arms: Arms, confidence: str) -> Table:
     some = "" if told == of else f" Only {told:,} of {of:,} scored answers have texts of their tokens."
     note = f"What a token is for, by rules on the answer's text; {confidence} intervals over prompts.{some}"
     return _table("By class of token", [(name, one.result.classes) for name, one in arms], note)
+
+
+def _calls(arms: Arms, confidence: str) -> tuple[Table, ...]:
+    """Tool calls by step; nothing where no step is known."""
+    found = [(name, one.result.by_position.calls) for name, one in arms]
+    if not any(rows for _, rows in found):
+        return ()
+    note = (
+        "Tokens of tool calls alone, names and arguments, by the step of the conversation at which the call stands; a lower "
+        f"bound as all KL from lists. {confidence} intervals over conversations. The rest: the calls of other steps."
+    )
+    return (_table("Tool calls by step", found, note),)
 
 
 def _one_source(arms: Arms) -> str:

@@ -118,7 +118,8 @@ def _power(plan: Plan, power: float) -> list[str]:
 
 
 def _binary_power(gate: GatePlan, metric: Metric, plan: Plan, power: float) -> list[str]:
-    n = len(plan.suite(gate.suite).samples)
+    samples = len(plan.suite(gate.suite).samples)
+    n = plan.suite(gate.suite).clusters or samples  # what shares a cluster may move as one
     rows = power_rows(n, gate.margin, plan.header.alpha, power)
     scale = metric.scale
     table = [
@@ -131,7 +132,14 @@ def _binary_power(gate: GatePlan, metric: Metric, plan: Plan, power: float) -> l
         for row in rows
     ]
     title = f"{gate.name}: margin {margin_words(gate.margin, metric)}, n={n}"
-    columns = ("discordance", "samples needed", "smallest margin it decides", "decides")
+    if n < samples:
+        title += f": clusters of {samples:,} samples, which may move as one"
+    columns = (
+        "discordance",
+        "clusters needed" if n < samples else "samples needed",
+        "smallest margin it decides",
+        "decides",
+    )
     short = [cannot_decide(gate.suite, n, gate.margin, row) for row in rows if not row.decides]
     return [title, "", _table(columns, table), *short]
 

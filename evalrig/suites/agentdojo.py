@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from evalrig import fetch
-from evalrig.children import Child, Lost
+from evalrig.children import Child, Crashed, Lost
 from evalrig.engine import Engine
 from evalrig.errors import UsageError
 from evalrig.free_run import Limits, ride
@@ -117,6 +117,8 @@ class Agentdojo(TalkSuite):
         except Lost as lost:
             error = f"the simulated tools were lost twice over one call: {lost}"
             return Attempt(trajectory=Trajectory(error=error), state=State.INFRA)
+        except Crashed as crashed:
+            return Attempt(trajectory=Trajectory(error=str(crashed)), state=State.UNSCORED)
         finally:
             await arena.close()
         return await self.attempted(engine, sample, taken, task.tools, task.needed)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from evalrig import fetch, steps
 from evalrig.bfcl_entries import ANSWERED, CATEGORIES, MULTI_TURN, WITHOUT, Entry, entries, tool_name
-from evalrig.children import Child, Lost
+from evalrig.children import Child, Crashed, Lost
 from evalrig.engine import Engine
 from evalrig.errors import UsageError
 from evalrig.free_run import Limits, ride
@@ -94,6 +94,8 @@ class Bfcl(TalkSuite):
         except Lost as lost:
             error = f"the simulated services were lost twice over one call: {lost}"
             return Attempt(trajectory=Trajectory(error=error), state=State.INFRA)
+        except Crashed as crashed:
+            return Attempt(trajectory=Trajectory(error=str(crashed)), state=State.UNSCORED)
 
     async def _ridden(self, engine: Engine, sample: Sample, entry: Entry, epoch: int) -> Attempt:
         arena = self.arena(entry)

@@ -110,15 +110,19 @@ class Kl(Suite):
         rows = [] if own == NONE else prompts(Path(own).expanduser() if own else shipped, f"{where}.prompts")
         if self.options.texts:
             rows += texts(Path(self.options.texts).expanduser(), f"{where}.texts")
+        return self._askable(rows)
+
+    def _askable(self, rows: list[Sample]) -> list[Sample]:
         if self.rescored and (fixed := next((row.id for row in rows if FIXED in row.tags), None)):
-            raise UsageError(f"{where}.leg: `decode` scores what variants answer, and {fixed!r} is fixed; leave it out")
+            where = f"suites.{self.name}.options.leg"
+            raise UsageError(f"{where}: `decode` scores what variants answer, and {fixed!r} is fixed; leave it out")
         return rows
 
     def draw(self, lent: Mapping[str, Sequence[Sample]], graders: Mapping[str, Grader]) -> list[Sample]:
         """See `Suite.draw`."""
         drawn = self.samples()
         for name, questions in lent.items():
-            rows = borrowed(name, questions, f"suites.{self.name}.options.suites")
+            rows = self._askable(borrowed(name, questions, f"suites.{self.name}.options.suites"))
             drawn += rows
             if name in graders:
                 self._questions |= {row.id: (graders[name], own) for row, own in zip(rows, questions, strict=True)}

@@ -5,9 +5,10 @@ errands, what the reference did by itself, or the user's recorded conversations.
 """
 
 import hashlib
+import json
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -16,17 +17,18 @@ import numpy as np
 
 from evalrig.arena import ErrandArena
 from evalrig.conversations import Conversation, read
-from evalrig.dialect import Dialect
+from evalrig.dialect import Dialect, call_id
 from evalrig.distractors import choices
 from evalrig.engine import Capabilities, Engine, Scoring
 from evalrig.errors import UsageError
 from evalrig.forced_steps import Stage, follow, stages, walked
-from evalrig.free_run import Limits, ride
+from evalrig.free_run import ride
+from evalrig.sources import STEP
 from evalrig.steps import ERRORS, compared, unfit
 from evalrig.suite import Attempt, ids_sha256
 from evalrig.talk_suite import seen_sha256
 from evalrig.tool_suite import ToolOptions, ToolSuite
-from evalrig.types import Completion, Message, Metric, Sample, State, Step, ToolCall, Trace, Trajectory
+from evalrig.types import FIXED, Completion, Message, Metric, Sample, State, Step, ToolCall, Trace, Trajectory
 
 Score = Callable[[Sequence[int], int], Awaitable[Scoring]]
 FREE_SLACK: Final = 5
@@ -114,6 +116,24 @@ class ToolSteps(ToolSuite):
         rows = super().samples()
         return [row for row in rows if self.errands[row.id][1].way] if self.choice else rows
 
+    def lend(self, chosen: Sequence[Sample]) -> Sequence[Sample]:
+        """Each step followed at which a call is due, as a finished turn of its own, tagged with its number.
+
+        With `protocol: text` in the words of that protocol, else for the engine's own template. What the reference will do by
+        itself nobody knows yet: of those errands the openings.
+        """
+        if self.traced:
+            return chosen
+        rows: list[Sample] = []
+        for sample in chosen:
+            found = self._stages(sample, None)
+            rows += [
+                _finished(sample, place + 1, found[place], self.talk.protocol == "text")
+                for place in self._drawn(sample, range(len(found)))
+                if found[place].due
+            ]
+        return rows
+
     def _stages(self, sample: Sample, trace: Trace | None) -> Sequence[Stage]:
         """What is followed: as recorded, as the reference went, or the shortest way."""
         if self.path:
@@ -126,7 +146,7 @@ class ToolSteps(ToolSuite):
         """The reference's own way, freely; a turn that was cut is no step to follow."""
         world, errand = self.errands[sample.id]
         arena = ErrandArena(world, errand)
-        limits = Limits(steps=2 * errand.horizon + FREE_SLACK)
+        limits = self.limits(sample, FREE_SLACK)
         try:
             taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
         finally:
@@ -241,6 +261,24 @@ def _worst(steps: Sequence[Step]) -> str:
 def _recorded(one: Conversation) -> Sample:
     return Sample(
         id=one.id, messages=one.stages[0].messages, target=f"sha256 {_sha256(one.stages)}", tags=("recorded",)
+    )
+
+
+def _finished(sample: Sample, step: int, stage: Stage, spoken: bool) -> Sample:
+    """A step with the call that is due as its last message."""
+    made = sum(len(message.tool_calls) for message in stage.messages)
+    calls = tuple(
+        ToolCall(id=call_id(made + n), name=name, arguments=json.dumps(dict(given), ensure_ascii=False))
+        for n, (name, given) in enumerate(stage.due)
+    )
+    messages = (*stage.messages, Message(role="assistant", content="", tool_calls=calls))
+    return replace(
+        sample,
+        id=f"{sample.id}.{step}",
+        messages=Dialect("text").shown(messages, stage.tools) if spoken else messages,
+        tools=() if spoken else stage.tools,
+        cluster=sample.cluster or sample.id,
+        tags=(*sample.tags, FIXED, f"{STEP}{step}"),
     )
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from evalrig.arena import ErrandArena
 from evalrig.engine import Engine
 from evalrig.errors import UsageError
-from evalrig.free_run import Limits, Ride, ride
+from evalrig.free_run import Ride, ride
 from evalrig.suite import Attempt
 from evalrig.talk_suite import FAILURES
 from evalrig.tool_suite import ToolOptions, ToolSuite
@@ -47,7 +47,7 @@ class ToolWorlds(ToolSuite):
         """One errand in a state of its own."""
         world, errand = self.errands[sample.id]
         arena = ErrandArena(world, errand)
-        limits = Limits(steps=2 * errand.horizon + self.slack)
+        limits = self.limits(sample, self.slack)
         try:
             taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
         finally:

@@ -125,3 +125,18 @@ def test_a_shipped_run_file_can_be_rehearsed(path: Path, tmp_path: Path) -> None
     assert all(not row.absent for row in verdict.accounting)
     for one in verdict.candidates.values():
         assert {check.gate for check in one.checks} == {gate.name for gate in plan.gates}
+
+
+def test_a_part_of_the_repairs_is_repeated_often_enough_for_a_floor() -> None:
+    path = content_dir("conf") / "coding.yaml"
+    plan = assemble(load_run(path), path, lambda _: None, here=False).plan
+    suite = plan.suite("code_repair")
+    assert len(suite.samples) == 24
+    assert len(suite.again) >= 10, "A/A needs ten pairs"
+
+
+def test_the_wrong_programs_of_one_problem_count_once() -> None:
+    path = content_dir("conf") / "coding.yaml"
+    plan = assemble(load_run(path, ["suites.code_repair.samples=null"]), path, lambda _: None, here=False).plan
+    suite = plan.suite("code_repair")
+    assert (len(suite.samples), suite.clusters) == (532, 266)

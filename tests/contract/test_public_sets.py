@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from toys.script import Script, acts
 
 from evalrig import fetch
 from evalrig.bfcl_entries import ANSWERED, CATEGORIES, MULTI_TURN, Entry, entries, schema
-from evalrig.children import Child, Lost
+from evalrig.children import Child, Crashed, Lost
 from evalrig.errors import RunError, UsageError
 from evalrig.simulation import SimulatedArena
 from evalrig.steps import unfit
@@ -392,6 +393,47 @@ def test_a_service_lost_twice_over_one_call_is_infra() -> None:
     assert found.state is State.INFRA
     assert not found.scores
     assert "lost twice" in found.trajectory.error
+
+
+def breaking(monkeypatch: pytest.MonkeyPatch, suite: Bfcl | Agentdojo, ask: str) -> None:
+    """The third party's own check raises, in the child, as it would itself: over a question that it cannot read."""
+    whole = suite.child.ask
+
+    async def asked(question: Mapping[str, Any]) -> Any:
+        if question["ask"] == ask:
+            question = {
+                key: value for key, value in question.items() if key not in ("answer", "functions", "arguments")
+            }
+        return await whole(question)
+
+    monkeypatch.setattr(suite.child, "ask", asked)
+
+
+@pytest.mark.parametrize("ask", ["judge", "call"])
+def test_a_check_that_raises_costs_one_attempt_its_score_and_not_the_run(
+    monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    suite = agentdojo("banking")
+    breaking(monkeypatch, suite, ask)
+    found = attempted(suite, "banking.user_task_0", Script(acts(("get_balance", {})), acts(content="Done.")))
+    assert (found.state, found.scores) == (State.UNSCORED, {})
+    assert "KeyError" in found.trajectory.error
+    assert suite.child.starts == 1, "the others go on in the same process"
+
+
+def test_a_single_turn_over_which_the_check_raises_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = bfcl("simple_python")
+    breaking(monkeypatch, suite, "single")
+    found = attempted(suite, "simple_python_0", Script(acts(("calculate_triangle_area", {"base": 10, "height": 5}))))
+    assert (found.state, found.scores) == (State.UNSCORED, {})
+    assert "KeyError" in found.trajectory.error
+
+
+def test_a_crash_that_every_attempt_would_meet_ends_the_run() -> None:
+    suite = agentdojo("banking")
+    with pytest.raises(RunError, match="KeyError") as caught:
+        suite.child.ask_now({"ask": "open", "attempt": "a", "suite": "nowhere", "task": "x"})
+    assert not isinstance(caught.value, Crashed)
 
 
 SINGLE = (

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from toys.nouns import ACCURACY, LEAD, distances, evidence, gate_plan, pairs
 
 from evalrig.analysis.kl import audit
+from evalrig.analysis.power import resolvable_margin
 from evalrig.errors import UsageError
 from evalrig.gates.kl_veto import KlVeto, KlVetoOptions
 from evalrig.gates.noninferior import Noninferior, NoninferiorOptions
@@ -298,3 +299,18 @@ def test_a_distance_that_the_lists_hide_is_no_pass() -> None:
     assert "raise the suite's `top_k`" in held.reason
     seen = audit(plain, moved, 64)
     assert gate.check(replace(measured, audits={"quiz": seen})).outcome is PASSED
+
+
+def test_what_it_can_decide_counts_clusters_and_not_the_samples_in_them() -> None:
+    """Two samples of each of 100 problems that move as one are 100 pieces of evidence."""
+    reference, candidate = (np.repeat(arm, 2) for arm in arms(100, 60, 6, 4))
+    names = [f"s{n}" for n in range(200)]
+    alone = pairs(reference, candidate)
+    together = replace(alone, clusters=np.array([names[n // 2] for n in range(200)], dtype=np.str_))
+    gate = Noninferior(gate_plan("noninferior", "accuracy", 0.03), NoninferiorOptions())
+    words = [gate.check(replace(evidence(), pairs={("quiz", "accuracy"): each})).reason for each in (alone, together)]
+    least = [f"it can decide {100 * resolvable_margin(n, 0.1):.2g} points" for n in (200, 100)]
+    assert [each in said for each, said in zip(least, words, strict=True)] == [True, True]
+    assert least[0] != least[1]
+    assert "n=200 in 100 clusters" in words[1]
+    assert "clusters" not in words[0]

@@ -138,7 +138,7 @@ def test_every_turn_of_a_conversation_with_tools_is_a_sample_in_one_cluster(tmp_
     )
     first, second, waits, bare = prompts(path, "here")
     assert [(row.id, len(row.messages), row.cluster) for row in (first, second)] == [("t.1", 2, "t"), ("t.2", 4, "t")]
-    assert first.tags == second.tags == ("own", "k", FIXED)
+    assert [row.tags for row in (first, second)] == [("own", "k", FIXED, "step:1"), ("own", "k", FIXED, "step:2")]
     assert first.messages[1].tool_calls == (ToolCall(id="c", name="f", arguments='{"a": 1}'),)
     assert second.messages[2] == Message(role="tool", content="42", tool_call_id="c")
     assert second.tools == (Tool(name="f", description="", parameters={"type": "object"}),)

@@ -1,6 +1,8 @@
 """What is wrong with a step: nothing a model wrote is evaluated, and every word of the taxonomy has its case."""
 
+import inspect
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -186,3 +188,51 @@ def test_a_reference_that_leads_nowhere_is_named_before_a_call_comes_to_it() -> 
     assert "leads nowhere" in unfit([Tool(name="odd", description="", parameters=away)])
     found = {**lost, "properties": {"x": {"$ref": "#/$defs/there"}, "$ref": {"type": "string"}}}
     assert not unfit([Tool(name="fine", description="", parameters=found)])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
+        {
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/a"}},
+            "$defs": {"a": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/b"}]}, "b": {"not": {"$ref": "#/$defs/a"}}},
+        },
+    ],
+)
+def test_a_reference_that_comes_back_to_itself_is_refused_and_no_recursion_error(schema: dict[str, Any]) -> None:
+    assert "comes back to itself" in unfit([Tool(name="odd", description="", parameters=schema)])
+
+
+def test_a_schema_of_a_tree_is_fine_and_arguments_too_deep_for_it_are_the_calls_own_fault() -> None:
+    tree = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "under": {"type": "array", "items": {"$ref": "#"}}},
+    }
+    tool = Tool(name="open", description="", parameters=tree)
+    assert not unfit([tool])
+    small, deep = '{"under": [{"name": 7}]}', '{"under": [' * 31 + "{}" + "]}" * 31
+    assert "`under.0.name`" in complaint(ToolCall(id="", name="open", arguments=small), [tool])[1]
+    assert complaint(ToolCall(id="", name="open", arguments=deep), [tool]) == ("", "")
+
+    def far_down(frames: int) -> tuple[str, str]:
+        return far_down(frames - 1) if frames else complaint(ToolCall(id="", name="open", arguments=deep), [tool])
+
+    word, words = far_down(sys.getrecursionlimit() - _frames() - 110)
+    assert (word, words) == ("schema", "the arguments nest too deep for the tool's schema")
+
+
+def _frames() -> int:
+    frame, count = inspect.currentframe(), 0
+    while frame:
+        frame, count = frame.f_back, count + 1
+    return count
+
+
+def test_a_schema_that_nests_too_deep_is_named() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(400):
+        deep = {"properties": {"x": deep}}
+    assert "it nests too deep" in unfit([Tool(name="odd", description="", parameters=deep)])

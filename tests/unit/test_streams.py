@@ -1,14 +1,17 @@
 """From stored lists to estimates: labels, places, texts, and what cannot be read."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from toys.engine import table
 
+from evalrig.analysis.kl import merged_bucket
 from evalrig.analysis.responses import Responses
 from evalrig.distance import CHUNK, Joined
-from evalrig.streams import Streamed, Texts, read
+from evalrig.report.maps import maps
+from evalrig.streams import Streamed, Texts, read, step
 from evalrig.tokens import Columns
 from evalrig.types import NO_ANSWER, Sample, Trace
 
@@ -143,3 +146,46 @@ def test_given_text_is_no_response_and_a_tool_call_is_a_step() -> None:
     assert (found.whole.tokens.tolist(), found.given, found.calls.tokens.tolist()) == ([4], 3, [2])
     assert found.drawn.refusal() is None
     assert "not raw" in str(spoken([drawn], samples, texts, ("", "processed_logprobs")).drawn.refusal())
+
+
+def test_the_tokens_of_calls_are_grouped_by_the_step_that_a_sample_is_tagged_with() -> None:
+    """The candidate is exact at the first steps and off at the later ones; words beside the calls do not count."""
+    call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    pieces = ("so ", call[:20], call[20:], " end")
+    rows, samples = list[Joined](), dict[str, Sample]()
+    for talk in range(25):
+        for number in (1, 2, 7, 30):
+            one = scored(f"t{talk:02d}.{number}", 4, cluster=f"t{talk:02d}")
+            rows.append(replace(one, candidate=one.reference) if number < 3 else one)
+            samples[one.sample] = Sample(id=one.sample, cluster=one.cluster, tags=("tools", "fixed", f"step:{number}"))
+    texts = Texts(traced(one, pieces=pieces, finish="fixed") for one in rows)
+    found = streamed(rows, samples, texts, 0.05)
+    assert found is not None
+    calls = found.result.by_position.calls
+    assert [(row.name, row.tokens, row.prompts) for row in calls] == [
+        ("steps 1–2", 100, 25),
+        ("steps 6–10", 50, 25),
+        ("steps 21 and later", 50, 25),
+    ]
+    assert calls[0].mean == 0.0 < calls[1].low
+    kl = [alone(one) for one in rows if one.sample.endswith(".7")]
+    assert calls[1].mean == pytest.approx(np.mean([each[1:3] for each in kl]))
+    [shown] = [one for one in maps([("cheap", found)], "90 %") if one.title == "Tool calls by step"]
+    assert [row.cells[:3] for row in shown.rows] == [
+        ("steps 1–2", "100", "25"),
+        ("steps 6–10", "50", "25"),
+        ("steps 21 and later", "50", "25"),
+    ]
+
+
+def alone(one: Joined) -> np.ndarray:
+    p, q = one.reference, one.candidate
+    return merged_bucket(p["top_ids"], p["top_logprobs"], q["top_ids"], q["top_logprobs"]).kl
+
+
+def test_where_no_step_is_told_there_is_no_table_of_steps() -> None:
+    found = streamed(ARMS, SAMPLES, TEXTS, 0.05)
+    assert found is not None
+    assert found.result.by_position.calls == ()
+    assert "Tool calls by step" not in [one.title for one in maps([("cheap", found)], "90 %")]
+    assert [step(Sample(id="a", tags=tags)) for tags in (("step:12",), ("step:",), ("step:x",), ())] == [12, 0, 0, 0]

@@ -13,13 +13,17 @@ import toys.chain_world
 from scipy.stats import binomtest
 from toys.acting import Actor, ActorOptions
 from toys.runs import carry_out, run_file
+from toys.script import Script, acts
 
+from evalrig.analysis.token_classes import TokenClass, classify
 from evalrig.engine import Launch
 from evalrig.errors import EngineError, UsageError
+from evalrig.sources import with_tools
 from evalrig.suite import Attempt
+from evalrig.suites.kl import Kl, KlOptions
 from evalrig.suites.tool_steps import ToolSteps, ToolStepsOptions
 from evalrig.suites.tool_worlds import ToolWorlds, ToolWorldsOptions
-from evalrig.types import Record, State, Step, Variant
+from evalrig.types import FIXED, Record, Sample, State, Step, Variant
 
 RATE = 0.1
 CHAIN: dict[str, Any] = {"worlds": ["toys.chain_world"], "horizons": [5, 10], "per_horizon": 40}
@@ -301,3 +305,62 @@ def test_recorded_conversations_are_followed_step_by_step(tmp_path: Path) -> Non
     path.write_text(json.dumps({"id": "one", "messages": said, "tools": [tool]}) + "\n")
     with pytest.raises(UsageError, match="one: the parameters of tool 'look' are no JSON schema"):
         forced(path=str(path)).samples()
+
+
+@pytest.mark.parametrize("lack", ["missing_tool", "missing_parameter"])
+def test_an_errand_that_cannot_be_done_may_take_as_many_turns_as_its_kin(lack: str) -> None:
+    suite = ToolWorlds("w", ToolWorldsOptions(worlds=["files"], horizons=[10], per_horizon=10))
+    rows = suite.samples()
+    assert {suite.limits(row, 5).steps for row in rows if "missing" not in " ".join(row.tags)} == {25}
+    [sample] = [row for row in rows if lack in row.tags]
+    words = acts(content="CANNOT: tool" if lack == "missing_tool" else "CANNOT: detail")
+
+    async def go() -> Attempt:
+        engine = Script(*(acts(("sought", {"at": number})) for number in range(8)), words)
+        await engine.start()
+        return await suite.attempt(engine, sample, 0, None)
+
+    found = asyncio.run(go())
+    assert (found.state, found.scores["success"]) == (State.SCORED, 1.0)
+
+
+# ---- what the distance of call tokens is measured on
+
+
+def borrowed_by(leg: str, **options: Any) -> list[Sample]:
+    lender = forced(horizons=[10], **options)
+    kl = Kl("kl", KlOptions(prompts="none", suites=["steps"], leg=leg))
+    return kl.draw({"steps": lender.lend(lender.samples())}, {})
+
+
+def test_each_step_followed_is_lent_as_a_finished_turn_that_knows_its_number() -> None:
+    rows = borrowed_by("prefill")
+    assert [row.id.rsplit(".", 1)[1] for row in rows] == [str(number) for number in range(1, 11)], "no answer in words"
+    assert [row.tags[-1] for row in rows] == [f"step:{number}" for number in range(1, 11)]
+    assert len({row.cluster for row in rows}) == 1
+    for number, row in enumerate(rows, 1):
+        assert FIXED in row.tags
+        assert row.tools
+        assert sum(len(message.tool_calls) for message in row.messages) == number
+        assert [call.name for call in row.messages[-1].tool_calls] == ["stamp" if number == 10 else "look"]
+    assert rows[3].messages[-1] == rows[4].messages[len(rows[3].messages) - 1], "as it stands in the next one's history"
+
+
+def test_in_the_text_protocol_steps_are_lent_as_text_that_every_template_shows() -> None:
+    rows = borrowed_by("prefill", protocol="text", steps=3)
+    assert len(rows) in (2, 3), "the answer in words may be among those drawn"
+    for row in rows:
+        assert not with_tools(row)
+        assert classify([row.messages[-1].content]).tolist() == [TokenClass.STRUCTURE]
+        assert '"look"' in row.messages[0].content
+
+
+def test_steps_that_were_given_are_no_answers_of_a_variants_own() -> None:
+    with pytest.raises(UsageError, match=r"^suites\.kl\.options\.leg: `decode` scores what variants answer"):
+        borrowed_by("decode")
+
+
+def test_what_the_reference_will_do_is_not_known_before_the_run() -> None:
+    [row] = borrowed_by("prefill", trajectories="reference")
+    assert FIXED not in row.tags
+    assert [message.role for message in row.messages] == ["system", "user"]

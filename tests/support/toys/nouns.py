@@ -96,7 +96,8 @@ def distances(kl: np.ndarray, prompts: int = 30) -> Distances:
     readable = ~np.isnan(kl)
     values, prompt = np.asarray(kl, np.float64)[readable], (np.arange(len(kl)) % prompts)[readable]
     sums = StreamSums(prompts, 0)
-    sums.add(np.vstack([values, np.zeros((FROM_LISTS - 1, len(values)))]), prompt, np.ones(len(values)), prompt * 0 - 1)
+    measures = np.vstack([values, np.zeros((FROM_LISTS - 1, len(values)))])
+    sums.add(measures, prompt, np.ones(len(values)), prompt * 0 - 1, prompt * 0)
     sums.count(len(kl), len(values))
     return Distances(
         found=sums.result((), 0.05) if len(values) else None,

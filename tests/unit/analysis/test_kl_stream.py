@@ -8,7 +8,7 @@ import pytest
 
 from evalrig.analysis.aligned import TopK
 from evalrig.analysis.growth import octave_ratio, position_growth
-from evalrig.analysis.histogram import RELATIVE_ERROR, LogHistogram
+from evalrig.analysis.histogram import LogHistogram
 from evalrig.analysis.kl import by_octave, delta_p, merged_bucket, summary, truncate
 from evalrig.analysis.kl_map import by_group
 from evalrig.analysis.kl_stream import MEASURES, Chunk, analyse
@@ -16,6 +16,8 @@ from evalrig.analysis.kl_summary import quantiles
 from evalrig.analysis.topk_bounds import bounds, list_entropy
 
 NAMES = ("structure", "digits", "prose")
+RELATIVE_ERROR = 2.0**-7
+"""A bin of the histogram: seven bits of the mantissa."""
 
 
 def drawn(seed=0, n=6000, prompts=60):
@@ -240,3 +242,27 @@ def test_histogram_of_zeros_negatives_and_infinities():
     assert (zeros.quantile(1.0), zeros.winsorised_mean(0.999), zeros.top_share(0.5)) == (0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="no values"):
         LogHistogram().quantile(0.5)
+
+
+def test_calls_are_shared_out_by_step_and_held_against_the_calls_of_other_steps():
+    chunk = drawn(12)
+    lost = chunk.candidate.logprobs.copy()
+    lost[[50, 3100], 0] = -math.inf
+    step = np.random.default_rng(3).integers(0, 30, 6000)
+    step[[50, 3100]] = (7, 0)
+    whole = replace(chunk, candidate=replace(chunk.candidate, logprobs=lost))
+    kl, called = all_at_once(whole), step > 0
+    parts = (
+        replace(part, call_step=step[at : at + 3000])
+        for at, part in zip((0, 3000), cut(whole, [3000, 3000]), strict=True)
+    )
+    found = analyse(parts, 60, NAMES).by_position.calls
+    group = np.select([step <= 2, step <= 5, step <= 10, step <= 20], [0, 1, 2, 3], 4)
+    kl[np.isposinf(kl)] = kl[np.isfinite(kl)].max()
+    names = ("steps 1–2", "steps 3–5", "steps 6–10", "steps 11–20", "steps 21 and later")
+    for here, there in zip(found, by_group(kl[called], group[called], names, whole.prompt[called]), strict=True):
+        assert here == _near(there)
+    assert sum(row.tokens for row in found) == called.sum()
+    assert analyse([chunk], 60, NAMES).by_position.calls == ()
+    with pytest.raises(ValueError, match="call_step"):
+        analyse([replace(chunk, call_step=step - 1)], 60, NAMES)

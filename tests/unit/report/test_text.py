@@ -76,3 +76,13 @@ def test_planned_names_gates_that_do_not_apply(make: Make) -> None:
 
 def test_planned_says_when_nothing_gates(make: Make) -> None:
     assert "no checks is not a pass" in planned(make(gating=False).plan(), "")
+
+
+def test_planned_counts_the_clusters_of_a_suite_and_not_its_samples(make: Make) -> None:
+    plan = make().plan()
+    halved = tuple(replace(suite, clusters=60) if suite.name == "piqa" else suite for suite in plan.suites)
+    text = planned(replace(plan, suites=halved), "")
+    assert 'suite "piqa" (n=60, discordance 10.0%) cannot decide 5 pt' in text
+    assert "margin 5 points, n=60: clusters of 120 samples, which may move as one" in text
+    assert "clusters needed" in text
+    assert "clusters of" not in planned(plan, "")
