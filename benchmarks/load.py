@@ -31,7 +31,9 @@ def main() -> None:
         run_client(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
         return
     streams = [int(word) for word in sys.argv[1:]] or [64, 256]
-    print(f"{'client':34}{'streams':>8}{'events/s':>10}{'CPU us/event':>14}{'late p50':>10}{'p99 ms':>9}{'alone':>8}  void")
+    print(
+        f"{'client':34}{'streams':>8}{'events/s':>10}{'CPU us/event':>14}{'late p50':>10}{'p99 ms':>9}{'alone':>8}  void"
+    )
     for client in CLIENTS:
         for count in streams:
             row = measured(client, count)

@@ -10,6 +10,7 @@ from typing import Any
 
 from evalrig.loadgen.schedule import Address, Call, Schedule
 
+
 class Mock:
     """One running server."""
 
