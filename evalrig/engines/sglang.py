@@ -30,21 +30,13 @@ from evalrig.sglang_pd import (
     roles,
     without_ports,
 )
-from evalrig.sglang_wire import Client
+from evalrig.sglang_wire import KV_NAMES, Client
 from evalrig.started import Command, StartError, log_of
 from evalrig.troubles import SGLANG, SGLANG_WORKS
 from evalrig.types import SPLIT, Capacity, Completion, Fingerprint, Message, Tool, Variant
 
 KV_LINE = re.compile(r"KV [Cc]ache (?:is )?allocated\. dtype: (?:torch\.)?(\w+)")
 """The last one counts: with sizing after capture the first is an upper bound."""
-KV_NAMES: Mapping[str, str] = {
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-    "float16": "fp16",
-    "float32": "f32",
-    "float8_e4m3fn": "fp8_e4m3",
-    "float8_e5m2": "fp8_e5m2",
-}
 ONLINE: Mapping[str, str] = {
     "fp8": "fp8",
     "nvfp4_online": "nvfp4",
