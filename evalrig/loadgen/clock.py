@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 import time
+from functools import cache
 from typing import Final
 
 now = time.monotonic_ns
@@ -92,7 +93,7 @@ class Timer:
     def _set(self, due: int) -> None:
         assert self._fd is not None
         when = struct.pack("qqqq", 0, 0, *divmod(due, 1_000_000_000))
-        if ctypes.CDLL(None, use_errno=True).timerfd_settime(self._fd, _TFD_ABSTIME, when, None):
+        if _libc().timerfd_settime(self._fd, _TFD_ABSTIME, when, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def close(self) -> None:
@@ -103,9 +104,14 @@ class Timer:
             self._fd = None
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _timer_fd() -> int | None:
     """A timerfd; None: this system has none (Python tells of them from 3.13 on)."""
     if sys.platform != "linux":
         return None
-    fd = ctypes.CDLL(None, use_errno=True).timerfd_create(_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+    fd = _libc().timerfd_create(_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
     return fd if fd >= 0 else None

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from typing import Any
+from typing import Any, TypeAlias
 
 import httptools
 import numpy as np
@@ -19,6 +19,10 @@ from evalrig.loadgen.schedule import Address
 
 READ = 1 << 16
 """Bytes of one read: asyncio's own 256 KiB costs page faults at each."""
+
+
+Place: TypeAlias = tuple[int, int, int, Any]
+"""Family, kind, protocol and address of a socket."""
 
 
 class Lost(ConnectionError):
@@ -81,6 +85,8 @@ class Connections:
         self.address, self.offset = address, offset
         self._loop = asyncio.get_running_loop()
         self._idle: list[Line] = []
+        self._place: Place | None = None
+        """Looked up once: a look-up at each connection would be a part of that request's time."""
         lines = (
             f"POST {address.path} HTTP/1.1",
             f"Host: {address.host}:{address.port}",
@@ -123,7 +129,8 @@ class Connections:
             line.close()
         line = Line(self._loop, self.offset)
         try:
-            await line.connect(self.address, self._tls)
+            self._place = self._place or await _found(self._loop, self.address)
+            await line.connect(self._place, self.address, self._tls)
         except BaseException:
             line.close()
             raise
@@ -133,6 +140,11 @@ class Connections:
         """Close what is kept."""
         while self._idle:
             self._idle.pop().close()
+
+
+async def _found(loop: asyncio.AbstractEventLoop, address: Address) -> Place:
+    family, kind, protocol, _, where = (await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))[0]
+    return family, kind, protocol, where
 
 
 class Line:
@@ -146,10 +158,9 @@ class Line:
         self.used = False
         """It has carried a request before."""
 
-    async def connect(self, address: Address, tls: ssl.SSLContext | None) -> None:
+    async def connect(self, place: Place, address: Address, tls: ssl.SSLContext | None) -> None:
         """Connect, and shake hands."""
-        found = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, where = found[0]
+        family, kind, protocol, where = place
         sock = self._sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
