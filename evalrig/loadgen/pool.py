@@ -10,7 +10,7 @@ import numpy as np
 from evalrig.errors import EngineError
 from evalrig.loadgen.block import Exchange, Sent
 from evalrig.loadgen.clock import now, offset
-from evalrig.loadgen.connection import Answer, Connection, Lost, ask_for_stamps
+from evalrig.loadgen.connection import Answer, Connection, Lost, ask_for_stamps, said
 from evalrig.loadgen.schedule import Address
 from evalrig.loadgen.tls import TlsConnection, greet, trust
 
@@ -71,7 +71,7 @@ class Pool:
         """Have up to `count` idle connections; what cannot be opened is left to the requests to tell."""
         with contextlib.suppress(OSError):
             while len(self._idle) < count:
-                self._idle.append(await self._connect())
+                self._idle.insert(0, await self._connect())  # used in the order of opening, as a server takes them up
 
     def refill(self) -> None:
         """See to it that the next request finds an idle connection."""
@@ -112,7 +112,7 @@ class Pool:
         except TimeoutError:
             error = f"no end of the answer {(wish.until - (answer.sent or wish.due)) / _SECOND:.1f} s after it was sent"
         except OSError as failure:
-            error = f"{failure.strerror or failure}"
+            error = said(failure)
         finally:
             if not answer.ended and connection is not None:
                 self._drop(connection)
