@@ -21,7 +21,8 @@ READ_BYTES = 65536
 """Of one read: small enough for the allocator's heap. A larger buffer is mapped and unmapped at every read."""
 STAMP = 35
 """SO_TIMESTAMPNS of Linux, and the type of the message that comes with the bytes; Python does not name it."""
-_ROOM = socket.CMSG_SPACE(16)
+ROOM = socket.CMSG_SPACE(16)
+"""For that message."""
 _TIMESPEC = struct.Struct("qq").unpack_from
 
 
@@ -71,13 +72,17 @@ class Connection:
         self._keep = False
         self._loop.add_reader(sock.fileno(), self._readable)
 
-    def begin(self, answer: Answer, request: bytes) -> None:
-        """Send `request`; what comes back goes to `answer`, whose `done` tells the end."""
+    def begin(self, answer: Answer, request: bytes, at: int = 0) -> None:
+        """Send `request`, not before `at`; what comes back goes to `answer`, whose `done` tells the end.
+
+        The last of the wait is burnt here, when all that has to be made for the request is made.
+        """
         self._answer = answer
         self.on_body = answer.body.extend  # httptools looks it up once, so each read costs one call into C
         self._parser = httptools.HttpResponseParser(self)
-        if not answer.sent:
-            answer.sent = now()
+        while now() < at:
+            pass
+        answer.sent = answer.sent or now()
         self._write(request)
 
     def close(self) -> None:
@@ -111,7 +116,7 @@ class Connection:
 
     def _readable(self) -> None:
         try:
-            came, told, _, _ = self._socket.recvmsg(READ_BYTES, _ROOM)
+            came, told, _, _ = self._socket.recvmsg(READ_BYTES, ROOM)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -128,7 +133,7 @@ class Connection:
         except (httptools.HttpParserError, OSError) as error:  # `Lost` is an OSError
             self._lose(Lost(f"no HTTP answer: {said(error)}"))
             return
-        at = _stamp(told, self._offset)
+        at = stamp(told, self._offset)
         if len(answer.body) > (answer.ends[-1] if answer.ends else 0):
             answer.ends.append(len(answer.body))
             answer.at.append(at or read)
@@ -184,7 +189,7 @@ class Connection:
         self._write(data)
 
 
-def _stamp(told: list[tuple[int, int, bytes]], offset: int) -> int:
+def stamp(told: list[tuple[int, int, bytes]], offset: int) -> int:
     """When the last of the bytes arrived, monotonic nanoseconds; 0: the kernel did not say."""
     for _, kind, value in told:
         if kind == STAMP:

@@ -17,7 +17,7 @@ from evalrig.loadgen.schedule import Address, Schedule
 
 LEAD_SECONDS = 0.05
 """From the decision to begin until the block's start: the first call is not late."""
-SPIN_NS = 200_000
+SPIN_NS = 400_000
 """Before a due time, the wait that is burnt: longer than a kernel timer needs to wake a process on a free core."""
 SPARE = 2
 """Idle connections that an open loop begins with. Few: some servers give each a thread."""
@@ -192,13 +192,11 @@ class Driver:
                 left += [(each, one.sent.ended + int(self._calls[each].due * _SECOND)) for each in followers]
 
     async def _turn(self, index: int, due: int) -> bool:
-        """Wait until `due`. False: its time lies behind the end of the block; with all that come after it, it is not sent."""
+        """Wait until just before `due`. False: its time lies behind the end of the block; with all that come after it, it is not sent."""
         await self._alarm.until(min(due, self._last) - SPIN_NS)
         if due >= self._last or now() >= self._last:
             self._unsent(index, due)
             return False
-        while now() < due:
-            pass
         return True
 
     def _launch(self, index: int, due: int) -> asyncio.Task[Exchange]:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import httptools
 
-from evalrig.loadgen.clock import Timer, now
+from evalrig.loadgen.clock import Timer, now, offset
+from evalrig.loadgen.connection import READ_BYTES, ROOM, ask_for_stamps, stamp
 
 _SECOND = 1_000_000_000
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n%b\r\n"
@@ -72,7 +73,7 @@ class Entry:
     request: str
     """The request's `request_id`, else its user; to find it again."""
     received: int
-    """Its last byte was read."""
+    """Its last byte arrived; by the kernel's time where it tells (not over TLS)."""
     sent: list[int]
     """Before each event that holds tokens was handed to the kernel."""
     ended: int = 0
@@ -91,6 +92,7 @@ class Stream:
         self.tokens = self.left = self.prompt = self.ready = 0
         self.fault = "none"
         self.closing = False
+        self.arrived = 0
 
     def on_url(self, url: bytes) -> None:
         """Of httptools."""
@@ -120,6 +122,8 @@ class MockServer:
             self._context.load_cert_chain(certificate)
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self._listening.setblocking(False)
+        ask_for_stamps(self._listening)  # so that the kernel stamps before the first connection
+        self._offset = offset()
         self.port: int = self._listening.getsockname()[1]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
@@ -162,7 +166,7 @@ class MockServer:
             answer = json.dumps([asdict(entry) for entry in self.log]).encode()
             self._put(stream, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))
             return
-        received = now()
+        received = stream.arrived or now()
         self._began = self._began or received
         wish = json.loads(body)
         entry = Entry(
@@ -192,6 +196,7 @@ class MockServer:
             except BlockingIOError:
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ask_for_stamps(sock)
             if self._context is not None:
                 sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             sock.setblocking(False)
@@ -200,7 +205,7 @@ class MockServer:
     def _read(self, stream: Stream) -> None:
         try:
             while not stream.closing:
-                came = stream.sock.recv(65536)
+                came = self._receive(stream)
                 if not came:
                     raise ConnectionResetError
                 stream.parser.feed_data(came)
@@ -210,6 +215,13 @@ class MockServer:
             return
         except (OSError, httptools.HttpParserError):
             self._drop(stream)
+
+    def _receive(self, stream: Stream) -> bytes:
+        if self._context is not None:
+            return stream.sock.recv(READ_BYTES)
+        came, told, _, _ = stream.sock.recvmsg(READ_BYTES, ROOM)
+        stream.arrived = stamp(told, self._offset)
+        return came
 
     def _tick(self) -> None:
         instant = now()

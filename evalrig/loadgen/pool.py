@@ -58,13 +58,14 @@ class Pool:
         return cls(address, [(family, place) for family, _, _, _, place in found])
 
     def launch(self, wish: Wish) -> asyncio.Task[Exchange]:
-        """Send now. Where a connection is idle the request leaves before this returns. What fails is told in `Sent.error`."""
+        """Send at the due time, which is now or so near that the wait is burnt. Where a connection is idle the request leaves before
+        this returns. What fails is told in `Sent.error`."""
         loop = asyncio.get_running_loop()
         answer = Answer(loop.create_future())
         request = b"%b%d\r\n\r\n%b" % (self._head, len(wish.body), wish.body)
         connection = self._idle.pop() if self._idle else None
         if connection is not None:
-            connection.begin(answer, request)
+            connection.begin(answer, request, wish.due)
         return loop.create_task(self._carry(wish, answer, request, connection))
 
     async def warm(self, count: int) -> None:
@@ -98,7 +99,7 @@ class Pool:
             async with asyncio.timeout_at(wish.until / _SECOND):
                 if connection is None:
                     connection = await self._connect()
-                    connection.begin(answer, request)
+                    connection.begin(answer, request, wish.due)
                 try:
                     await answer.done
                 except Lost:
