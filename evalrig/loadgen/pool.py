@@ -14,6 +14,8 @@ from evalrig.loadgen.connection import Answer, Connection, Lost, ask_for_stamps,
 from evalrig.loadgen.schedule import Address
 from evalrig.loadgen.tls import TlsConnection, greet, trust
 
+WARM_SECONDS = 2.0
+"""For connections that are opened ahead of need."""
 _SECOND = 1_000_000_000
 Place = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
 
@@ -70,9 +72,12 @@ class Pool:
 
     async def warm(self, count: int) -> None:
         """Have up to `count` idle connections; what cannot be opened is left to the requests to tell."""
-        with contextlib.suppress(OSError):
-            while len(self._idle) < count:
-                self._idle.insert(0, await self._connect())  # used in the order of opening, as a server takes them up
+        with contextlib.suppress(OSError):  # a timeout is one
+            async with asyncio.timeout(WARM_SECONDS):
+                while len(self._idle) < count:
+                    self._idle.insert(
+                        0, await self._connect()
+                    )  # used in the order of opening, as a server takes them up
 
     def refill(self) -> None:
         """See to it that the next request finds an idle connection."""
@@ -111,7 +116,12 @@ class Pool:
                     connection.begin(answer, request)
                     await answer.done
         except TimeoutError:
-            error = f"no end of the answer {(wish.until - (answer.sent or wish.due)) / _SECOND:.1f} s after it was sent"
+            waited = (wish.until - (answer.sent or wish.due)) / _SECOND
+            error = (
+                f"no end of the answer {waited:.1f} s after it was sent"
+                if answer.sent
+                else f"no connection in {waited:.1f} s"
+            )
         except OSError as failure:
             error = said(failure)
         finally:

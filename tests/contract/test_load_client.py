@@ -358,6 +358,49 @@ def test_a_certificate_that_nobody_signed_is_an_error_of_the_request():
     assert "certificate verify failed" in exchange.sent.error
 
 
+def test_a_server_that_never_answers_the_tls_greeting_holds_up_nothing():
+    def serve(connection: socket.socket, number: int) -> None:
+        while connection.recv(65536):
+            pass
+
+    began = time.monotonic()
+    with listening(serve) as address:
+        (exchange,) = send(replace(address, tls=True), call("r0"), stop=Stop(request=0.3)).exchanges
+    assert "no connection in" in exchange.sent.error
+    assert exchange.sent.sent == 0
+    assert time.monotonic() - began < 15.0
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "expected"),
+    [
+        (("--per-event", "4"), "/v1/completions", [4, 8, 10]),
+        (("--usage", "none"), "/v1/completions", [1] * 10),
+        (("--tokens", "2", "--usage", "continuous"), "/v1/completions", [1, 2]),
+        (("--role-first", "--reasoning", "--tokens", "3"), "/v1/chat/completions", [0, 1, 2, 3]),
+    ],
+)
+def test_the_mock_streams_what_it_is_told(options: tuple[str, ...], path: str, expected: list[int]):
+    with mocked("--step", "0.005", *options) as server:
+        block = send(replace(server.address, path=path), call("r0", tokens=10))
+        sent = server.log()["r0"]["sent"]
+    told = [json.loads(event[6:]) for _, _, event in events(block.exchanges[0]) if event != b"data: [DONE]\n\n"]
+    pieces = [one["choices"][0] for one in told if one["choices"]]
+    assert len(pieces) == len(expected)
+    assert len(sent) == len(expected) - ("--role-first" in options)
+    assert pieces[-1]["finish_reason"] == "length"
+    usages = [one["usage"]["completion_tokens"] for one in told if "usage" in one]
+    if "none" in options:
+        assert usages == []
+    elif "continuous" in options:
+        assert usages == [*expected, expected[-1]]
+    else:
+        assert usages == [expected[-1]]
+    if "--role-first" in options:
+        assert pieces[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [set(piece["delta"]) for piece in pieces[1:]] == [{"reasoning_content"}] * 3
+
+
 def test_a_block_in_parts_is_the_same_block():
     calls = (
         call("p0", primes=True),
