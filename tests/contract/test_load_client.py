@@ -132,7 +132,7 @@ def test_an_event_that_comes_byte_by_byte_is_kept_whole():
 
 def test_a_stall_of_the_server_shows_in_the_latency_from_the_due_time_and_delays_no_request():
     with mocked("--step", "0.01", "--stall-at", "0.15", "--stall", "0.6") as server:
-        block = send(server.address, *(call(f"r{i}", 0.05 * i, tokens=1) for i in range(14)))
+        block = send(server.address, *(call(f"r{i}", 0.05 * i, tokens=1) for i in range(26)))
         log = server.log()
     began = log["r0"]["received"]
     stalled = [one for one in block.exchanges if 0.15e9 < log[f"r{one.sent.index}"]["received"] - began < 0.65e9]
