@@ -83,8 +83,9 @@ def _too_many_lost(load: Load, candidate: str) -> Judged | None:
 def refusal(claim: Claim, margin: float, outcome: CheckOutcome, less: bool) -> str:
     """Why a claim that the numbers make must not be made; empty: it may.
 
-    That something is gained, or lost, is a claim of a difference: it must lie beyond the noise floor. And every claim must
-    be further from its bound than the reference is from itself, for it could be off by as much.
+    That something is gained, or lost, is a claim of a difference: it must lie beyond the noise floor. That no more than the
+    margin is lost must be shown of the reference's second run too, unless a gain is beyond doubt. And every claim must be
+    further from its bound than the reference is from itself, for it could be off by as much.
     """
     if outcome not in DECIDED:
         return ""
@@ -96,6 +97,9 @@ def refusal(claim: Claim, margin: float, outcome: CheckOutcome, less: bool) -> s
     difference = bound >= 0 if outcome is CheckOutcome.PASSED else bound <= 0
     if difference and not claim.resolved:
         return "not beyond what the reference differs from itself"
+    worst = -math.log(floor.high) if less else math.log(floor.low)
+    if outcome is CheckOutcome.PASSED and not difference and not (claim.resolved and value > 0) and worst <= bound:
+        return "the same cannot be shown of the reference's own second run; more rounds would"
     if abs(value - bound) <= abs(math.log(floor.value)):
         return "nearer to its bound than the reference is to itself"
     return ""

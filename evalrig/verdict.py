@@ -15,7 +15,7 @@ from evalrig.plan import GatePlan, Plan
 from evalrig.plugins import find, make
 from evalrig.reach import may_differ, way_of
 from evalrig.records import RunFolder, encode
-from evalrig.speed import EMULATION
+from evalrig.speed import EMULATION, SpeedGate
 from evalrig.types import (
     EXIT_CODES,
     SEVERITY,
@@ -39,6 +39,9 @@ FAMILIES = ("knowledge", "coding", "tool calls", "long context", "token distribu
 
 
 VETOES_ONLY = "no veto stops it, and a veto never earns a GO: add a suite whose gating gate judges a score"
+HELD_ONLY = (
+    "it holds what is asked, which says nothing of its speed or answers: add a suite whose gating gate judges them"
+)
 SPEED_ONLY = (
     "its load is served as asked, which says nothing of its answers: add a suite whose gating gate judges a score"
 )
@@ -104,9 +107,11 @@ def _unearned(gates: Sequence[Gate], checks: Sequence[Check], arm: Evidence) -> 
     gating = [gate for gate, check in zip(gates, checks, strict=True) if check.gating]
     if any(gate.earns for gate in gating):
         return ""
-    judged = [gate for gate in gating if gate.plan.suite in arm.loads]
-    if not judged:
+    loaded = [gate for gate in gating if isinstance(gate, SpeedGate)]
+    if not loaded:
         return VETOES_ONLY
+    if not any(gate.timed for gate in loaded):
+        return HELD_ONLY
     return SPEED_ONLY if arm.pairs or arm.distances or arm.failures else ""
 
 
@@ -186,13 +191,17 @@ def _reasons(outcome: Outcome, checks: Sequence[Check], found: Sequence[Finding]
 def _scope(gathered: Gathered) -> str:
     """What the verdict speaks for, and what it does not."""
     plan = gathered.plan
-    suites = ", ".join(f"{suite.name} ({len(suite.samples)} samples)" for suite in plan.suites)
+    suites = ", ".join(
+        f"{suite.name} ({len(suite.samples)} {'rounds' if suite.blocks else 'samples'})" for suite in plan.suites
+    )
     if plan.header.rehearsal:
         return f"REHEARSAL: speaks for no model; gone through: {suites}"
     longest = max((_tokens(record) for rows in gathered.records.values() for record in rows), default=0)
-    context = f"{_ways(gathered)}; contexts up to {longest} tokens were measured"
-    if plan.header.max_context > longest:
-        context += f", of {plan.header.max_context} in the scope"
+    context = _ways(gathered)
+    if longest or not all(suite.blocks for suite in plan.suites):
+        context += f"; contexts up to {longest} tokens were measured"
+        if plan.header.max_context > longest:
+            context += f", of {plan.header.max_context} in the scope"
     missing = not_covered(plan, emulated(gathered.folder.preflight(variant.name) for variant in plan.variants))
     parts = [
         f"speaks for {plan.header.model or 'this model'} only, on {suites}{context}",
