@@ -86,6 +86,11 @@ def blocks(
     return found
 
 
+def _gate(told: Mapping[str, Any]) -> GateConfig:
+    filled: dict[str, Any] = {"suite": "load", **told}
+    return GateConfig(**filled)
+
+
 def load_folder(
     output: Path, gates: Mapping[str, Mapping[str, Any]], emulation: str = "", rounds: int = 12, **more: Any
 ) -> RunFolder:
@@ -98,7 +103,7 @@ def load_folder(
         reference=VariantConfig(weights="toy"),
         candidates={"cheap": VariantConfig()},
         suites={"load": SuiteConfig(kind="load", again=1.0)},
-        gates={name: GateConfig(**{"suite": "load", **gate}) for name, gate in gates.items()},
+        gates={name: _gate(gate) for name, gate in gates.items()},
     )
     asked = tuple(Sample(id=f"round-{number:02d}") for number in range(rounds))
     facts = {"load": SuiteFacts(kind="load", family="serving load", metrics=METRICS, traced=False, samples=asked)}

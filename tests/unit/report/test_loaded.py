@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from evalrig.report.view import page
 from evalrig.types import AGAIN, REFERENCE
 from evalrig.verdict import judge
 
-GATES = {
+GATES: dict[str, dict[str, Any]] = {
     "speed": {"kind": "load_ratio", "metric": "output_tokens_per_second", "margin": 0.01},
     "cheaper": {"kind": "saving", "metric": "usd_per_million_output", "margin": 0.1},
     "held": {"kind": "kv_capacity", "margin": 0, "options": {"min_ratio": 1.9}},
@@ -47,7 +48,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return load_folder(tmp_path_factory.mktemp("real"), {name: derived(gate) for name, gate in GATES.items()})
 
 
-def derived(gate: dict[str, object]) -> dict[str, object]:
+def derived(gate: dict[str, Any]) -> dict[str, Any]:
     """With the margin that `assemble` derives."""
     return gate | ({"margin": -0.9} if gate["margin"] == 0 else {})
 
