@@ -6,6 +6,7 @@ Paths in the run files are relative and the toy's numbers lie on a grid, so the 
 from pathlib import Path
 
 import pytest
+from toys.rounds import load_folder
 from toys.runs import Silent, carry_out, run_file
 
 from evalrig.records import RunFolder, encode
@@ -100,6 +101,29 @@ def test_what_the_report_shows_along_the_steps(golden, tmp_path, monkeypatch):
     golden("stepped.verdict.json", (finished.folder.path / "verdict.json").read_bytes())
     shown = page(RunFolder.open(finished.folder.path), finished.verdict)
     golden("stepped.suites.json", encode({"cards": shown.cards, "suites": shown.suites}))
+
+
+LOAD_GATES = {
+    "speed": {"kind": "load_ratio", "metric": "output_tokens_per_second", "margin": 0.01},
+    "faster": {"kind": "load_ratio", "metric": "tpot_p50", "margin": -0.3, "gating": False},
+    "cheaper": {"kind": "saving", "metric": "usd_per_million_output", "margin": 0.1},
+    "promised": {"kind": "slo", "margin": 0.01},
+    "held": {"kind": "kv_capacity", "margin": -0.9},
+}
+"""Margins below 0 are gains, as `min_ratio` derives them."""
+
+
+@pytest.mark.parametrize(
+    ("case", "emulation", "outcome"), [("loaded", "", "GO"), ("emulated", "in f32", "INCONCLUSIVE")]
+)
+def test_rounds_of_load_give_the_golden_verdict_and_report(case, emulation, outcome, golden, tmp_path):
+    """Records made by hand, one block void; where speed is an emulation's, only capacity is judged, and earns nothing."""
+    folder = load_folder(tmp_path, LOAD_GATES, emulation, void={("cheap", 4): "requests left 3 ms late"})
+    verdict = judge(folder)
+    golden(f"{case}.verdict.json", to_json(verdict))
+    shown = page(RunFolder.open(folder.path), verdict)
+    golden(f"{case}.view.json", encode({"cards": shown.cards, "suites": shown.suites}))
+    assert verdict.outcome == outcome
 
 
 def test_judging_again_gives_the_same_bytes(tmp_path, monkeypatch):
