@@ -12,6 +12,7 @@ from evalrig.analysis.repeated import chance_of_all, chance_of_any
 from evalrig.distance import Audited, Joined, audited
 from evalrig.gate import Answers, Distances, Evidence, Pairs
 from evalrig.horizon import Attempts, Horizon, horizon
+from evalrig.loads import Load, load_of
 from evalrig.plan import Plan, SuitePlan
 from evalrig.records import AUDIT, ROWS, RunFolder
 from evalrig.streams import Reading, Streamed, Texts, read
@@ -73,14 +74,14 @@ class Gathered:
             (suite.name, metric.name): self.pairs(suite, metric, candidate, suite.samples)
             for suite in self.plan.suites
             for metric in suite.metrics
-            if metric.kind != "distance"
+            if metric.kind not in ("distance", "ratio")
         }
         traced = [suite for suite in self.plan.suites if _has_distance(suite)]
         distances = {suite.name: self.distances(suite, candidate) for suite in traced}
         audits = {suite.name: self.audited(suite, candidate) for suite in traced}
         streamed = {suite.name: self.streamed(suite, candidate) for suite in traced}
         growths = {name: found.result.by_position.growth for name, found in streamed.items() if found is not None}
-        horizons = {suite.name: self.horizon(suite, candidate) for suite in self.plan.suites}
+        horizons = {suite.name: self.horizon(suite, candidate) for suite in self.plan.suites if not suite.blocks}
         return Evidence(
             candidate=candidate,
             alpha=self.plan.header.alpha,
@@ -98,7 +99,14 @@ class Gathered:
                 for suite in traced
             },
             horizons={name: found for name, found in horizons.items() if found is not None},
+            loads={suite.name: self.load(suite, candidate) for suite in self.plan.suites if suite.blocks},
         )
+
+    def load(self, suite: SuitePlan, candidate: str) -> Load:
+        """Round by round, what the candidate, the reference and its second run did with the same load."""
+        arms = (REFERENCE, candidate, AGAIN)
+        records = {arm: self.records[arm, suite.name] for arm in arms if (arm, suite.name) in self.records}
+        return load_of(suite, candidate, records, {arm: self.folder.preflight(arm) for arm in arms})
 
     def horizon(self, suite: SuitePlan, arm: str) -> Horizon | None:
         """Step by step, `arm` beside the reference, read once; None where no attempt has steps."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,8 +27,19 @@ async def wait_until_free(env: Mapping[str, str], say: Callable[[str], None]) ->
         say(f"GPU {', '.join(map(str, busy))}: memory in use by another program; a start may fail for want of it")
 
 
+def memory_in_use(env: Mapping[str, str]) -> float:
+    """Bytes in use on the visible GPUs together, by whomever; NaN: nothing is known of them."""
+    told = _memory(env.get(VISIBLE, os.environ.get(VISIBLE, "")))
+    return float(sum(used for _, used, _ in told)) if told else math.nan
+
+
 def _busy(visible: str) -> list[int]:
     """Indices of visible GPUs whose memory is in use. What a GPU does not tell is not waited for."""
+    return [index for index, used, total in _memory(visible) if used > SHARE * total]
+
+
+def _memory(visible: str) -> list[tuple[int, int, int]]:
+    """Index, bytes in use and bytes of the visible GPUs that tell."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -38,7 +50,7 @@ def _busy(visible: str) -> list[int]:
     except nvml.NVMLError:  # no driver here
         return []
     wanted = [part.strip() for part in visible.split(",") if part.strip()]
-    busy: list[int] = []
+    found: list[tuple[int, int, int]] = []
     for index in range(count):
         try:
             gpu = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -47,6 +59,6 @@ def _busy(visible: str) -> list[int]:
         except nvml.NVMLError:  # fallen off the bus, or no memory of its own
             continue
         ours = not wanted or str(index) in wanted or any(name.startswith(part) for part in wanted)
-        if ours and memory.used > SHARE * memory.total:
-            busy.append(index)
-    return busy
+        if ours:
+            found.append((index, int(memory.used), int(memory.total)))
+    return found

@@ -10,7 +10,9 @@ from typing import Any
 
 from evalrig.errors import EngineError, UsageError
 from evalrig.launcher import Launched
+from evalrig.loadgen.target import Gauges
 from evalrig.programs import Program, known_flags, refuse_secrets
+from evalrig.serving import together
 from evalrig.sglang_wire import Client
 from evalrig.started import Command, StartError, free_port
 
@@ -113,6 +115,28 @@ class Split:
             if client is not None and (found := await client.status(path, seconds)) != 200:
                 return found
         return 200
+
+    async def flush(self) -> bool:
+        """Empty the prefix caches of all servers; False: one of them has not."""
+        return all([await _connected(half).flush() for half in self.halves])
+
+    async def gauges(self) -> Gauges | None:
+        """Of all servers together; None: one of them tells nothing."""
+        found: dict[str, list[Gauges]] = {"prefill": [], "decode": []}
+        for half in self.halves:
+            if (told := await _connected(half).gauges()) is None:
+                return None
+            found[half.mode].append(told)
+        return together(found["prefill"], found["decode"])
+
+    async def check_load(self, model: str) -> None:
+        """The router passes token ids on: the one written in Rust has been seen to take texts only on this route."""
+        body = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
+        reply = await self.router.posted("/v1/completions", body)
+        if reply.status_code != 200:
+            said = self.router.complaint(reply)
+            text = f"the router takes no token ids at /v1/completions: HTTP {reply.status_code} {said}".strip()
+            raise EngineError(f"{self._engine.variant.name}: {text}; try `router_args: [--mini-lb]`")
 
     def commands(self) -> Iterator[Command]:
         """Prefill servers, decode servers, then the router, which is told where they are."""

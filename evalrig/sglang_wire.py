@@ -5,6 +5,7 @@ scores other tokens than asked, or ends without a reason is an `EngineError`, ne
 """
 
 import base64
+import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,20 @@ from numpy.typing import NDArray
 from evalrig.conversation import conversation
 from evalrig.engine import Sampling, Scoring
 from evalrig.errors import EngineError
+from evalrig.exposition import page
+from evalrig.loadgen.target import Gauges
+from evalrig.serving import phases_of
 from evalrig.types import Completion, Message, Tool
 from evalrig.wire import Wire, characters
+
+_STAGE = "sglang:per_stage_req_latency_seconds"
+PHASES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "queue": ("sglang:queue_time_seconds", {}),
+    "prefill": (_STAGE, {"stage": "prefill_forward"}),
+    "decode": (_STAGE, {"stage": "decode_forward"}),
+    "first_token": ("sglang:time_to_first_token_seconds", {}),
+    "request": ("sglang:e2e_request_latency_seconds", {}),
+}
 
 
 class Client(Wire):
@@ -30,6 +43,9 @@ class Client(Wire):
     """Largest K of lists that come with generated tokens; 0: the vocabulary."""
     keyed = True
     """The server keeps prefixes of different `extra_key` apart, as far as was seen."""
+
+    loads = True
+    """The server has `/v1/loads`, as far as was seen."""
 
     async def ready(self) -> bool:
         """True once the server takes requests; older versions have no `/ready`, and a `/health` that generates a token."""
@@ -217,6 +233,51 @@ class Client(Wire):
             retries=retries,
         )
         return scoring, cached
+
+    async def flush(self) -> bool:
+        """Empty the prefix cache; False: requests run, or it is not ours to empty."""
+        return (await self.posted("/flush_cache")).status_code == 200
+
+    async def gauges(self) -> Gauges | None:
+        """From `/metrics`; None: the server was started without.
+
+        What runs and waits comes from `/v1/loads` where there is one: the gauges of `/metrics` are set every few steps, and
+        stand still when the last request ends.
+        """
+        told = page(await self.text("/metrics"))
+        if not told.samples:
+            return None
+        running, waiting, usage = await self._loads() or (
+            told.total("sglang:num_running_reqs"),
+            told.total("sglang:num_queue_reqs"),
+            told.most("sglang:token_usage"),
+        )
+        retracted = told.total("sglang:num_retracted_requests_total")
+        if np.isnan(retracted) and "sglang:num_retracted_reqs" in told.samples:
+            retracted = 0.0  # the counter appears with the first
+        return Gauges(
+            at=time.monotonic(),
+            running=running,
+            waiting=waiting,
+            kv_usage=usage,
+            preemptions=retracted,
+            prompt_tokens=told.total("sglang:prompt_tokens_total"),
+            generated_tokens=told.total("sglang:generation_tokens_total"),
+            phases=phases_of(told, PHASES),
+        )
+
+    async def _loads(self) -> tuple[float, float, float] | None:
+        """Running, waiting and KV usage of now; None: the server does not tell."""
+        if not self.loads or not (text := await self.text("/v1/loads")):
+            self.loads = False
+            return None
+        with self.shape("/v1/loads"):
+            ranks = json.loads(text)["loads"]
+            return (
+                float(sum(rank["num_running_reqs"] for rank in ranks)),
+                float(sum(rank["num_waiting_reqs"] for rank in ranks)),
+                float(max(rank["token_usage"] for rank in ranks)),
+            )
 
     def _check_start(self, ids: Sequence[int], start: int) -> None:
         if not 1 <= start < len(ids):

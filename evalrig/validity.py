@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalrig.analysis.binary import mcnemar_midp
 from evalrig.analysis.kl import row_faults
@@ -20,6 +19,7 @@ from evalrig.distance import ROUNDING, ambiguous, misplaced
 from evalrig.evidence import Gathered
 from evalrig.gate import Evidence
 from evalrig.likeness import alone, asked, beside, climbed
+from evalrig.load_health import of_load
 from evalrig.plan import SuitePlan, sample_digest
 from evalrig.proof import Preflight
 from evalrig.reach import ABSENT, of_reach
@@ -49,7 +49,8 @@ def findings(gathered: Gathered, evidence: Sequence[Evidence]) -> list[Finding]:
         found += [*_engaged(gathered, arm), *_above_floor(arm)]
     if gathered.plan.header.rehearsal:
         found += _rehearsed(gathered)
-    return [*found, *of_programs(gathered), *of_reach(gathered, evidence), *_noise(gathered)]
+    found += [*of_programs(gathered), *of_reach(gathered, evidence), *of_load(gathered, evidence)]
+    return [*found, *_noise(gathered)]
 
 
 def _proved(gathered: Gathered) -> Iterator[Finding]:
@@ -212,7 +213,8 @@ def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Findin
             rows += len(columns["logprob"])
             twice += int(ambiguous(columns["top_ids"]).sum())
             elsewhere += misplaced(columns)
-            broken += faults.non_finite + faults.over_unity + _no_logprobs(columns["logprob"])
+            no_logprob = ~np.isfinite(columns["logprob"]) | (columns["logprob"] > ROUNDING)
+            broken += faults.non_finite + faults.over_unity + int(no_logprob.sum())
     scope = "" if variant in (REFERENCE, AGAIN) else variant
     if twice:
         text = f"{variant}, {suite.name}: {twice} top-K lists name a token twice, or what is no token"
@@ -223,10 +225,6 @@ def _rows(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Findin
     if broken:
         text = f"{variant}, {suite.name}: {broken} of {rows} attempts and positions have non-finite or unnormalised logprobs"
         yield Finding(rule="logprobs", level=Level.INVALID, text=text, candidate=scope, suite=suite.name)
-
-
-def _no_logprobs(values: NDArray[np.float32]) -> int:
-    return int((~np.isfinite(values) | (values > ROUNDING)).sum())
 
 
 def _audited(gathered: Gathered, suite: SuitePlan, variant: str) -> Iterator[Finding]:
@@ -265,7 +263,7 @@ def _same_tokens(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterat
 
 def _lost(gathered: Gathered, suite: SuitePlan, candidate: str) -> Iterator[Finding]:
     """Lost attempts of suites whose scores cannot be imputed (binary ones are bounded in their gates)."""
-    if any(metric.kind == "binary" for metric in suite.metrics):
+    if suite.blocks or any(metric.kind == "binary" for metric in suite.metrics):
         return
     missing = (State.INFRA, State.UNSCORED)
     lost = {
@@ -373,7 +371,7 @@ def _noise(gathered: Gathered) -> list[Finding]:
     thin: list[bool] = []
     for suite in gathered.plan.suites:
         for metric in suite.metrics:
-            if metric.kind == "distance":
+            if metric.kind in ("distance", "ratio"):
                 continue
             pairs = gathered.pairs(suite, metric, AGAIN, suite.again)
             both = np.isfinite(pairs.reference) & np.isfinite(pairs.candidate)

@@ -10,10 +10,12 @@ import msgspec
 from evalrig.analysis.clusters import holm
 from evalrig.evidence import Gathered
 from evalrig.gate import Evidence, Gate
+from evalrig.loads import emulated
 from evalrig.plan import GatePlan, Plan
 from evalrig.plugins import find, make
 from evalrig.reach import may_differ, way_of
 from evalrig.records import RunFolder, encode
+from evalrig.speed import EMULATION
 from evalrig.types import (
     EXIT_CODES,
     SEVERITY,
@@ -37,6 +39,9 @@ FAMILIES = ("knowledge", "coding", "tool calls", "long context", "token distribu
 
 
 VETOES_ONLY = "no veto stops it, and a veto never earns a GO: add a suite whose gating gate judges a score"
+SPEED_ONLY = (
+    "its load is served as asked, which says nothing of its answers: add a suite whose gating gate judges a score"
+)
 
 
 def judge(folder: RunFolder, gathered: Gathered | None = None) -> Verdict:
@@ -89,9 +94,20 @@ def _judge_one(arm: Evidence, gates: Sequence[Gate], found: Sequence[Finding], s
     checks = correct([hold_back(gate.check(arm), own) for gate in gates], arm.alpha)
     outcome = conclude(checks, own)
     reasons = _reasons(outcome, checks, own)
-    if outcome is Outcome.GO and not any(gate.earns and gate.plan.gating for gate in gates):
-        outcome, reasons = Outcome.INCONCLUSIVE, [VETOES_ONLY]
+    if outcome is Outcome.GO and (unearned := _unearned(gates, checks, arm)):
+        outcome, reasons = Outcome.INCONCLUSIVE, [unearned]
     return CandidateVerdict(outcome=outcome, scope=scope, reasons=tuple(reasons), checks=tuple(checks))
+
+
+def _unearned(gates: Sequence[Gate], checks: Sequence[Check], arm: Evidence) -> str:
+    """Why passes alone are no GO; empty: they are. A run of nothing but load asks about speed alone, and may be answered."""
+    gating = [gate for gate, check in zip(gates, checks, strict=True) if check.gating]
+    if any(gate.earns for gate in gating):
+        return ""
+    judged = [gate for gate in gating if gate.plan.suite in arm.loads]
+    if not judged:
+        return VETOES_ONLY
+    return SPEED_ONLY if arm.pairs or arm.distances or arm.failures else ""
 
 
 def exercised(one: CandidateVerdict) -> CandidateVerdict:
@@ -177,7 +193,7 @@ def _scope(gathered: Gathered) -> str:
     context = f"{_ways(gathered)}; contexts up to {longest} tokens were measured"
     if plan.header.max_context > longest:
         context += f", of {plan.header.max_context} in the scope"
-    missing = not_covered(plan)
+    missing = not_covered(plan, emulated(gathered.folder.preflight(variant.name) for variant in plan.variants))
     parts = [
         f"speaks for {plan.header.model or 'this model'} only, on {suites}{context}",
         f"not covered: {', '.join(missing)}" if missing else "",
@@ -196,12 +212,16 @@ def _ways(gathered: Gathered) -> str:
     return words
 
 
-def not_covered(plan: Plan) -> list[str]:
-    """Families a reviewer asks about that no suite of this run measures, or no gating gate judges."""
+def not_covered(plan: Plan, emulation: str = "") -> list[str]:
+    """Families a reviewer asks about that no suite of this run measures, or no gating gate judges. `emulation`: why the
+    engines' speed is no evidence, so that no gate judges it."""
     judged = {plan.suite(gate.suite).family for gate in plan.gates if gate.gating}
     measured = {suite.family for suite in plan.suites}
     shown = " (measured, and judged by no gating gate)"
-    return [f"{family}{shown if family in measured else ''}" for family in FAMILIES if family not in judged]
+    missing = [f"{family}{shown if family in measured else ''}" for family in FAMILIES if family not in judged]
+    if emulation and (loaded := {suite.family for suite in plan.suites if suite.blocks} & judged):
+        missing += [f"speed of {family} ({EMULATION})" for family in sorted(loaded)]
+    return missing
 
 
 def _tokens(record: Any) -> int:

@@ -3,7 +3,6 @@
 A reply that lacks a row, scores other tokens than asked, or ends without a reason is an `EngineError`, never an answer.
 """
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,9 @@ import numpy as np
 from evalrig.conversation import conversation
 from evalrig.engine import Sampling, Scoring
 from evalrig.errors import EngineError
+from evalrig.exposition import page
+from evalrig.loadgen.target import Gauges
+from evalrig.serving import phases_of
 from evalrig.types import Completion, Message, Tool
 from evalrig.wire import Wire, characters
 
@@ -21,6 +23,14 @@ LONGEST_LIST = 1000
 """Largest K of a scoring: 184 tokens over the whole vocabulary grew a server to 9.5 GB, and the kernel ended it."""
 FULL_ROWS = 16
 """Rows over the whole vocabulary at most, one request each."""
+
+PHASES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "queue": ("vllm:request_queue_time_seconds", {}),
+    "prefill": ("vllm:request_prefill_time_seconds", {}),
+    "decode": ("vllm:request_decode_time_seconds", {}),
+    "first_token": ("vllm:time_to_first_token_seconds", {}),
+    "request": ("vllm:e2e_request_latency_seconds", {}),
+}
 
 
 class Client(Wire):
@@ -45,10 +55,28 @@ class Client(Wire):
 
     async def cache_info(self) -> dict[str, str]:
         """Labels of the KV cache's metric; empty where the server shows none."""
-        for line in (await self.text("/metrics")).splitlines():
-            if line.startswith("vllm:cache_config_info{"):
-                return dict(re.findall(r'(\w+)="([^"]*)"', line))
-        return {}
+        return page(await self.text("/metrics")).labels("vllm:cache_config_info")
+
+    async def flush(self) -> bool:
+        """Empty the prefix cache; False: requests run, or the server has no such route (VLLM_SERVER_DEV_MODE=1 opens it)."""
+        reply = await self.posted("/reset_prefix_cache")
+        return reply.status_code == 200 and '"success":false' not in reply.text.replace(" ", "")
+
+    async def gauges(self) -> Gauges | None:
+        """From `/metrics`; None: the server shows none. The usage of its KV cache is a fraction, whatever the name says."""
+        told = page(await self.text("/metrics"))
+        if not told.samples:
+            return None
+        return Gauges(
+            at=time.monotonic(),
+            running=told.total("vllm:num_requests_running"),
+            waiting=told.total("vllm:num_requests_waiting"),
+            kv_usage=told.most("vllm:kv_cache_usage_perc"),
+            preemptions=told.total("vllm:num_preemptions_total"),
+            prompt_tokens=told.total("vllm:prompt_tokens_total"),
+            generated_tokens=told.total("vllm:generation_tokens_total"),
+            phases=phases_of(told, PHASES),
+        )
 
     async def tokenize(
         self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True

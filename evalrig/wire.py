@@ -62,6 +62,13 @@ class Wire:
         except httpx.RequestError:
             return 0
 
+    async def posted(self, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        """What a POST answers, whatever its status: where a refusal is an answer and another try would change it."""
+        try:
+            return await self.http.post(path, json=body)
+        except httpx.RequestError as error:
+            raise self.failure(f"{path} failed: {type(error).__name__} {error}") from error
+
     async def info(self, path: str) -> Any:
         """What a GET answers, as JSON."""
         return (await self.call("GET", path, None))[0]

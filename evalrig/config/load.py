@@ -15,6 +15,8 @@ from evalrig.errors import UsageError
 
 T = TypeVar("T")
 LONGEST_NAME = 200
+DERIVING = {"task_margin", "min_ratio", "attainment"}
+"""Options of gates of which a margin written as 0 is derived."""
 """Bytes: file systems take 255, and the run folder adds endings."""
 
 
@@ -192,7 +194,7 @@ def _faults_of_values(run: RunConfig) -> list[str]:
             ),
         ]
     for name, gate in run.gates.items():
-        derived = gate.margin == 0 and "task_margin" in gate.options
+        derived = gate.margin == 0 and bool(DERIVING & gate.options.keys())
         finite = derived or 0 < gate.margin < math.inf
         rules.append((finite, f"gates.{name}.margin is {gate.margin}; a margin is above 0, and finite"))
     return [text for holds, text in rules if not holds]

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from evalrig import chat_wire, sglang_wire, vllm_wire
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
+from evalrig.loadgen.target import Gauges, Serving
+from evalrig.serving import streamed
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, Variant
 
 LOST = 5
@@ -16,10 +18,16 @@ LOST = 5
 KV_NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3", "auto": "", "None": ""}
 ABLE: Mapping[str, Capabilities] = {
     "sglang": Capabilities(
-        prompt_logprobs=True, top_logprobs=1000, cached_prefix=True, decode_logprobs=1000, chat=True, tool_prompts=True
+        prompt_logprobs=True,
+        top_logprobs=1000,
+        cached_prefix=True,
+        decode_logprobs=1000,
+        chat=True,
+        tool_prompts=True,
+        load=True,
     ),
     "vllm": Capabilities(
-        prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True, tool_prompts=True
+        prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True, tool_prompts=True, load=True
     ),
     "openai": Capabilities(chat=True, tools=True),
 }
@@ -49,6 +57,10 @@ class EndpointOptions:
     """Size, where known: ids above it are then not sent (SGLang dies of them)."""
     tools: bool | None = None
     """The server parses tool calls (it was started with a parser); default: of `openai` yes, of the others no."""
+    gpus: int = 1
+    """How many stand behind it, for figures per GPU: it does not tell."""
+    may_flush: bool = False
+    """Its prefix cache may be emptied before a block of load; whoever else uses the server would feel it."""
 
 
 class Endpoint(Engine):
@@ -89,6 +101,8 @@ class Endpoint(Engine):
         if not 0 <= (options.top_logprobs or 0) <= vllm_wire.LONGEST_LIST:
             limit = f"0 to {vllm_wire.LONGEST_LIST}: the whole vocabulary is not asked of a server that is not ours"
             raise UsageError(f"{where}.args.top_logprobs: {options.top_logprobs}; {limit}")
+        if options.gpus < 1:
+            raise UsageError(f"{where}.args.gpus: {options.gpus}; 1 is the least")
 
     @classmethod
     def reach(cls, variant: Variant, options: EndpointOptions, where: str) -> None:
@@ -175,6 +189,21 @@ class Endpoint(Engine):
         if self._chats is None:
             raise EngineError(f"{self.variant.name}: the engine was not started")
         return await self._chats.chat(chat, sampling)
+
+    async def serving(self) -> Serving:
+        """See `Engine.serving`."""
+        if self.options.dialect == "openai":
+            return await super().serving()
+        model = self._told.get("model") or self.options.model or "default"
+        return streamed(self.client, model, self.options.gpus, self.options.may_flush)
+
+    async def flush(self) -> bool:
+        """See `Engine.flush`; only where that was allowed."""
+        return self.options.may_flush and await self.client.flush()
+
+    async def gauges(self) -> Gauges | None:
+        """See `Engine.gauges`."""
+        return await self.client.gauges() if self.options.dialect != "openai" else None
 
     @property
     def client(self) -> sglang_wire.Client | vllm_wire.Client:

@@ -19,8 +19,10 @@ from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
 from evalrig.llama_cpp import requantize, said
 from evalrig.llama_cpp.forced import Forcing
-from evalrig.llama_cpp.wire import CHAT, Client
+from evalrig.llama_cpp.wire import CHAT, LOADED, Client
+from evalrig.loadgen.target import Gauges, Serving
 from evalrig.process import Process
+from evalrig.serving import address
 from evalrig.troubles import LLAMA_CPP
 from evalrig.types import SCORING, Capacity, Completion, Fingerprint, Message, Tool, Variant
 from evalrig.wire import Wire
@@ -58,7 +60,7 @@ class LlamaCpp(Engine):
 
     Options = LlamaCppOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True, load=True
     )
     troubles = LLAMA_CPP
 
@@ -273,3 +275,22 @@ class LlamaCpp(Engine):
             raise EngineError(f"{self.variant.name}: the engine was not started")
         async with self.client.slots:
             return await self._chats.chat(chat, sampling)
+
+    async def serving(self) -> Serving:
+        """See `Engine.serving`; on a CPU, one device. The prefix cache stays off: which slot answers decides what it holds."""
+        return Serving(
+            completions=address(self.client, "/v1/completions"),
+            chat=address(self.client, "/v1/chat/completions"),
+            body={**LOADED, "model": "evalrig"},
+            fixed_length=True,
+            usage="final",
+            flushes=True,
+        )
+
+    async def flush(self) -> bool:
+        """See `Engine.flush`: nothing is kept for other requests."""
+        return True
+
+    async def gauges(self) -> Gauges | None:
+        """See `Engine.gauges`."""
+        return await self.client.gauges()

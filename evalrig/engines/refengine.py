@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 from evalrig import chat_wire, checkpoint, fetch
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.errors import EngineError, UsageError
+from evalrig.loadgen.target import Gauges, Serving
 from evalrig.process import Process
 from evalrig.refengine.architecture import family_of
+from evalrig.serving import streamed
 from evalrig.sglang_wire import Client
 from evalrig.troubles import REFENGINE
-from evalrig.types import FAULTS, Capacity, Completion, Fingerprint, Message, Tool, Variant
+from evalrig.types import EMULATED, FAULTS, Capacity, Completion, Fingerprint, Message, Tool, Variant
 
 WEIGHTS = ("bf16", "fp8", "int4", "int4-asym", "f32")
 KV_CACHES = ("bf16", "fp8_e4m3", "f32")
@@ -51,7 +53,7 @@ class Refengine(Engine):
 
     Options = RefengineOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True, tool_prompts=True
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True, tool_prompts=True, load=True
     )
     troubles = REFENGINE
 
@@ -157,6 +159,7 @@ class Refengine(Engine):
         told = {key: _words(info[key]) for key in flags if info.get(key) is not None}
         if info.get("faults"):
             told[FAULTS] = ", ".join(info["faults"])
+        told[EMULATED] = str(info["emulated"])
         return Fingerprint(
             engine="refengine",
             version=str(info["version"]),
@@ -208,6 +211,18 @@ class Refengine(Engine):
         if self._chats is None:
             raise EngineError(f"{self.variant.name}: the engine was not started")
         return await self._chats.chat(chat, sampling)
+
+    async def serving(self) -> Serving:
+        """See `Engine.serving`; of a machine without a GPU, one device."""
+        return streamed(self.client, str(self._info["served_model_name"]), gpus=1, flushes=True)
+
+    async def flush(self) -> bool:
+        """See `Engine.flush`."""
+        return await self.client.flush()
+
+    async def gauges(self) -> Gauges | None:
+        """See `Engine.gauges`."""
+        return await self.client.gauges()
 
 
 def _words(value: Any) -> Any:

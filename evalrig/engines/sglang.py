@@ -3,6 +3,7 @@
 Facts behind the choices: docs/engines.md.
 """
 
+import asyncio
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +14,13 @@ from typing import Any, ClassVar
 from evalrig import chat_wire
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError
+from evalrig.gpus import memory_in_use
 from evalrig.launch_options import FORMATS, PARSERS, Parallel, Parsers, WeightsAndKv, refuse_auto
 from evalrig.launcher import Launched, flags, redacted
+from evalrig.loadgen.target import Gauges, Serving
 from evalrig.programs import Program
 from evalrig.proof import Inventory
+from evalrig.serving import streamed
 from evalrig.sglang_pd import (
     LONGEST_LIST,
     SERVER_FLAGS,
@@ -139,7 +143,13 @@ class Sglang(Launched):
 
     Options = SglangOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prompt_logprobs=True, top_logprobs=-1, cached_prefix=True, decode_logprobs=-1, chat=True, tool_prompts=True
+        prompt_logprobs=True,
+        top_logprobs=-1,
+        cached_prefix=True,
+        decode_logprobs=-1,
+        chat=True,
+        tool_prompts=True,
+        load=True,
     )
     module = "sglang.launch_server"
     package = "sglang"
@@ -165,7 +175,9 @@ class Sglang(Launched):
         ("numerics", "random_seed", "--random-seed"),
         *PARSERS,
     )
-    reserved = frozenset({"--model-path", "--host", "--port", "--enable-metrics", "--sampling-defaults"})
+    reserved = frozenset(
+        {"--model-path", "--host", "--port", "--enable-metrics", "--enable-cache-report", "--sampling-defaults"}
+    )
     grouped = SERVER_FLAGS
 
     def __init__(self, variant: Variant, options: SglangOptions, launch: Launch) -> None:
@@ -185,7 +197,8 @@ class Sglang(Launched):
         tools = bool(options.parsers.tool_call_parser)
         seed = options.numerics.deterministic
         if options.pd.prefill:
-            return Capabilities(seed=seed, chat=True, tools=tools, decode_logprobs=LONGEST_LIST, tool_prompts=True)
+            split = Capabilities(seed=seed, chat=True, tools=tools, decode_logprobs=LONGEST_LIST, tool_prompts=True)
+            return replace(split, load=True)
         cached = not options.numerics.disable_radix_cache and (options.parallel.dp or 1) == 1
         return replace(cls.capabilities, seed=seed, tools=tools, cached_prefix=cached)
 
@@ -213,9 +226,7 @@ class Sglang(Launched):
         if not self.options.pd.prefill:
             yield from super().commands()
             return
-        o = self.options.parallel
-        replicas = 1 if "--enable-dp-attention" in self.options.extra else (o.dp or 1)
-        self._split = split = Split(self, self.options.pd, o.tp * (o.pp or 1) * replicas, self._allocated)
+        self._split = split = Split(self, self.options.pd, self._gpus_each(), self._allocated)
         yield from split.commands()
         self._client, self._info = split.router, split.info
         self._chats = chat_wire.Client(split.router, chat_wire.SGLANG)
@@ -229,6 +240,7 @@ class Sglang(Launched):
     def arguments(self, port: int) -> list[str]:
         """See `Launched.arguments`."""
         own = ["--model-path", self.folder, "--host", "127.0.0.1", "--port", str(port), "--enable-metrics"]
+        own += ["--enable-cache-report"]  # a load from a cold cache is seen to be one
         own += ["--sampling-defaults", "openai"]  # not the checkpoint's: a repack may ship others
         return [*own, *flags(self.table, self.options), *self.options.extra]
 
@@ -344,6 +356,29 @@ class Sglang(Launched):
     async def decode(self, ids: Sequence[int], sampling: Sampling, top_k: int) -> tuple[Completion, Scoring]:
         """See `Engine.decode`."""
         return await self.guarded(self.client.decode(ids, sampling, top_k))
+
+    async def serving(self) -> Serving:
+        """See `Engine.serving`; of a split, its router."""
+        model, gpus = str(self._info.get("served_model_name") or "default"), self._gpus_each()
+        if self._split:
+            await self._split.check_load(model)
+            gpus *= len(self._split.halves)
+        return streamed(self.client, model, gpus, flushes=True)
+
+    async def flush(self) -> bool:
+        """See `Engine.flush`; of a split, every server of it."""
+        return await (self._split or self.client).flush()
+
+    async def gauges(self) -> Gauges | None:
+        """See `Engine.gauges`; of a split, of all its servers together."""
+        found = await (self._split or self.client).gauges()
+        return found and replace(found, gpu_bytes=await asyncio.to_thread(memory_in_use, self.options.program.env))
+
+    def _gpus_each(self) -> int:
+        """Of one server. With DP attention the replicas share their GPUs."""
+        o = self.options.parallel
+        replicas = 1 if "--enable-dp-attention" in self.options.extra else (o.dp or 1)
+        return o.tp * (o.pp or 1) * replicas
 
     def _scores_prompts(self) -> None:
         if self._split:

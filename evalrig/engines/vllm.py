@@ -3,6 +3,8 @@
 Scoring is one prefill: vLLM does not use its prefix cache for prompt logprobs. See docs/engines.md.
 """
 
+import asyncio
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +13,13 @@ from typing import ClassVar
 from evalrig import chat_wire
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError
+from evalrig.gpus import memory_in_use
 from evalrig.launch_options import FORMATS, PARSERS, Parallel, Parsers, WeightsAndKv, refuse_auto
 from evalrig.launcher import Launched, flags, redacted
+from evalrig.loadgen.target import Gauges, Serving
 from evalrig.programs import Program
 from evalrig.proof import Inventory
+from evalrig.serving import streamed
 from evalrig.started import StartError
 from evalrig.troubles import VLLM, VLLM_WORKS
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, Variant
@@ -92,7 +97,7 @@ class Vllm(Launched):
 
     Options = VllmOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True, tool_prompts=True
+        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True, tool_prompts=True, load=True
     )
     module = "vllm.entrypoints.openai.api_server"
     package = "vllm"
@@ -115,7 +120,9 @@ class Vllm(Launched):
         ("numerics", "seed", "--seed"),
         *PARSERS,
     )
-    reserved = frozenset({"--model", "--host", "--port", "--generation-config", "--logprobs-mode"})
+    reserved = frozenset(
+        {"--model", "--host", "--port", "--generation-config", "--logprobs-mode", "--enable-prompt-tokens-details"}
+    )
 
     def __init__(self, variant: Variant, options: VllmOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
@@ -142,6 +149,7 @@ class Vllm(Launched):
         """See `Launched.arguments`."""
         own = ["--model", self.folder, "--host", "127.0.0.1", "--port", str(port)]
         own += ["--generation-config", "vllm", "--logprobs-mode", "raw_logprobs"]  # not the checkpoint's, not scaled
+        own += ["--enable-prompt-tokens-details"]  # a load from a cold cache is seen to be one
         own += ["--enable-auto-tool-choice"] if self.options.parsers.tool_call_parser else []
         return [*own, *flags(self.table, self.options), *self.options.extra]
 
@@ -232,6 +240,22 @@ class Vllm(Launched):
         if self._chats is None:
             raise EngineError(f"{self.variant.name}: the engine was not started")
         return await self.guarded(self._chats.chat(chat, sampling))
+
+    async def serving(self) -> Serving:
+        """See `Engine.serving`. Its prefix cache is emptied where VLLM_SERVER_DEV_MODE=1 opens the route for that."""
+        o = self.options.parallel
+        gpus = o.tp * (o.pp or 1) * (o.dp or 1)
+        flushes = {**os.environ, **self.options.program.env}.get("VLLM_SERVER_DEV_MODE") == "1"
+        return streamed(self.client, self.client.model, gpus, flushes)
+
+    async def flush(self) -> bool:
+        """See `Engine.flush`."""
+        return await self.client.flush()
+
+    async def gauges(self) -> Gauges | None:
+        """See `Engine.gauges`."""
+        found = await self.client.gauges()
+        return found and replace(found, gpu_bytes=await asyncio.to_thread(memory_in_use, self.options.program.env))
 
     def _numerics(self) -> dict[str, str]:
         """From the configuration that the engine logs at its start."""

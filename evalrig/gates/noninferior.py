@@ -36,8 +36,8 @@ class Noninferior(Gate):
 
     @classmethod
     def accepts(cls, metric: Metric | None) -> bool:
-        """Scores, not distances."""
-        return metric is not None and metric.kind != "distance"
+        """Scores, not distances or speeds."""
+        return metric is not None and metric.kind in ("binary", "continuous")
 
     def check(self, evidence: Evidence) -> Check:
         """See `Gate.check`."""

@@ -70,7 +70,7 @@ class StepHazard(Gate):
     @classmethod
     def accepts(cls, metric: Metric | None) -> bool:
         """No metric: it reads the steps. One may be named all the same, if it is a score."""
-        return metric is None or metric.kind != "distance"
+        return metric is None or metric.kind in ("binary", "continuous")
 
     def check(self, evidence: Evidence) -> Check:
         """See `Gate.check`."""

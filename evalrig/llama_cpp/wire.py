@@ -5,6 +5,9 @@ checked: a reply that lacks a row, continues other tokens than given, or ends wi
 """
 
 import asyncio
+import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -15,6 +18,8 @@ from evalrig.chat_wire import Dialect
 from evalrig.conversation import conversation
 from evalrig.engine import Penalties, Sampling
 from evalrig.errors import EngineError
+from evalrig.exposition import page
+from evalrig.loadgen.target import Gauges
 from evalrig.types import Completion, Message, Tool
 from evalrig.wire import Wire
 
@@ -60,6 +65,14 @@ CHAT: Final = Dialect(
     },
 )
 """Its chat route takes the native parameters too. Token ids come with logprobs alone."""
+
+LOADED: Final[Mapping[str, Any]] = {
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "ignore_eos": True,
+    "cache_prompt": False,
+}
+"""Laid over the requests of a load."""
 
 
 class Top(msgspec.Struct):
@@ -196,6 +209,31 @@ class Client(Wire):
                 f"{self.name}: the context of {self.context} tokens ended an answer; raise `context_length`"
             )
         return answer, retries
+
+    async def gauges(self) -> Gauges | None:
+        """From `/metrics` and `/slots`: a slot's tokens are those of its prompt and of its answer so far.
+
+        How long prompts and answers took is told, for how many requests is not. It puts no request back.
+        """
+        told = page(await self.text("/metrics"))
+        if not told.samples:
+            return None
+        slots = await self.text("/slots")
+        with self.shape("/slots"):
+            held = json.loads(slots) if slots else []
+            used = sum(slot["n_prompt_tokens"] for slot in held if slot["is_processing"])
+            room = sum(slot["n_ctx"] for slot in held)
+        seconds = {"prefill": "llamacpp:prompt_seconds_total", "decode": "llamacpp:tokens_predicted_seconds_total"}
+        return Gauges(
+            at=time.monotonic(),
+            running=told.total("llamacpp:requests_processing"),
+            waiting=told.total("llamacpp:requests_deferred"),
+            kv_usage=used / room if room else math.nan,
+            preemptions=0.0,
+            prompt_tokens=told.total("llamacpp:prompt_tokens_total"),
+            generated_tokens=told.total("llamacpp:tokens_predicted_total"),
+            phases={phase: (told.total(name), math.nan) for phase, name in seconds.items() if name in told.samples},
+        )
 
     def complaint(self, reply: httpx.Response) -> str:
         """`{"error": {"code", "message", "type"}}`, or what came instead."""

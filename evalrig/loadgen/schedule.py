@@ -11,7 +11,7 @@ class Address:
     host: str
     port: int
     path: str = "/v1/completions"
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Beyond Host, Content-Type and Content-Length; a key stands here and is never written to disk."""
     tls: bool = False
     server_name: str = ""

@@ -42,5 +42,7 @@ class Gauges:
     prompt_tokens: float = float("nan")
     generated_tokens: float = float("nan")
     """Both since its start."""
+    gpu_bytes: float = float("nan")
+    """Memory in use on its GPUs, by whomever (NVML)."""
     phases: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     """(sum of seconds, count) since its start of `queue`, `prefill`, `decode`, `first_token`, `request`, as far as it tells."""

@@ -29,6 +29,9 @@ from evalrig.refengine.tokenizer import Tokenizer
 DEFAULT_POOL_BYTES = 180 << 20
 """8192 tokens of a 135M model's BF16 cache; its FP8 cache holds 16384 tokens in it."""
 
+EMULATED = "emulated formats: speed is not evidence"
+"""Every format is computed in float32 on values rounded to it: its bytes are real, its kernels are not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches:
@@ -105,6 +108,7 @@ class Engine:
         return {
             "num_running_reqs": load.running,
             "num_queue_reqs": load.waiting,
+            "num_retracted_reqs": 0,  # a request is let in once all the pages that it may need are free
             "num_used_tokens": used,
             "kv_used_tokens": used,
             "kv_available_tokens": capacity - used,
@@ -157,6 +161,7 @@ class Engine:
             "chat_template_sha256": self.template.sha256,
             "eos_token_ids": list(self.tokenizer.end_ids),
             "faults": [] if settings.switches.fault is None else [str(settings.switches.fault)],
+            "emulated": EMULATED,
             "output_logprobs": "of temperature 1, whatever the temperature",
             "exact": {"requested": settings.switches.exact, "holds": self.exact_holds},
             **_environment(),

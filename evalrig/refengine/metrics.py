@@ -38,6 +38,10 @@ class Counters:
     between_tokens: Histogram = field(default_factory=Histogram)
     whole_request: Histogram = field(default_factory=Histogram)
     queue: Histogram = field(default_factory=Histogram)
+    prefill: Histogram = field(default_factory=Histogram)
+    """From admission to the end of the prompt."""
+    decode: Histogram = field(default_factory=Histogram)
+    """From there to the end of the answer."""
 
 
 def exposition(counters: Counters, gauges: Mapping[str, float], model_name: str) -> str:
@@ -65,11 +69,15 @@ def _lines(counters: Counters, gauges: Mapping[str, float], label: str) -> Itera
         "queue_time_seconds": counters.queue,
     }
     for name, histogram in histograms.items():
+        yield f"# TYPE sglang:{name} histogram"
         yield from _histogram(f"sglang:{name}", histogram, label)
+    stages = {"prefill_forward": counters.prefill, "decode_forward": counters.decode}
+    yield "# TYPE sglang:per_stage_req_latency_seconds histogram"
+    for stage, histogram in stages.items():
+        yield from _histogram("sglang:per_stage_req_latency_seconds", histogram, f'{label},stage="{stage}"')
 
 
 def _histogram(name: str, histogram: Histogram, label: str) -> Iterator[str]:
-    yield f"# TYPE {name} histogram"
     running = 0
     for bound, count in zip([*map(str, LATENCY_BUCKETS), "+Inf"], histogram.counts, strict=True):
         running += count

@@ -229,6 +229,7 @@ class Scheduler:
             self.counters.prompt_tokens += len(job.spec.prompt)
             self.counters.cached_tokens += job.cached
             self.counters.first_token.observe(job.clock.prefilled)
+            self.counters.prefill.observe(job.clock.prefilled - job.clock.queued)
         if job.spec.max_new_tokens == 0:
             job.only_scored()
         if job.finish is None:
@@ -243,6 +244,7 @@ class Scheduler:
     def _count_finished(self, job: Job) -> None:
         self.counters.requests += 1
         self.counters.whole_request.observe(job.clock.finished)
+        self.counters.decode.observe(job.clock.finished - job.clock.prefilled)
         if len(job.output_ids) > 1:
             self.counters.between_tokens.observe((job.clock.finished - job.clock.prefilled) / (len(job.output_ids) - 1))
 
