@@ -51,6 +51,11 @@ def _parser() -> argparse.ArgumentParser:
     file = [("file", {"metavar": "FILE", "type": Path, "help": "run file, for example conf/demo.yaml"})]
     keys = [("overrides", {"metavar": "key=value", "nargs": "*", "help": "keys of the run file to change"})]
     folder = [("folder", {"metavar": "RUN", "type": Path, "help": "run folder, as `evalrig run` printed it"})]
+    other_tool = {
+        "dest": "tool",
+        "choices": ["vllm", "sglang", "guidellm", "aiperf"],
+        "help": "write nothing; print what that load generator would have said of the run's blocks of load, beside ours",
+    }
     _verb(verbs, "run", _run, "start the engines, run the suites, judge; the exit code is the verdict", file + keys)
     _verb(verbs, "rehearse", _rehearse, "go through a run file on the embedded engine with few samples", file + keys)
     _verb(verbs, "resume", _resume, "go on with a run that was killed or stopped", folder)
@@ -60,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "report",
         _report,
         "as judge, but exits with 0 (not of a rehearsal): write verdict and report again",
-        folder,
+        [*folder, ("--as", other_tool)],
     )
     _verb(
         verbs,
@@ -174,6 +179,11 @@ def _report(arguments: argparse.Namespace) -> int:
     from evalrig.verdict import judge
 
     folder = RunFolder.open(arguments.folder)
+    if arguments.tool is not None:
+        from evalrig.report.as_others import as_others
+
+        sys.stdout.write(as_others(folder, arguments.tool))
+        return 0
     verdict = judge(folder)
     write_report(folder, verdict)
     rehearsal = "REHEARSAL, no verdict; " if verdict.rehearsal else ""
