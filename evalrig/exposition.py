@@ -50,7 +50,7 @@ class Page:
             if any(sample.labels.get(key) != value for key, value in where.items()):
                 continue
             own = tuple(sorted((key, value) for key, value in sample.labels.items() if key not in RANKS))
-            found[own] = max(found.get(own, -math.inf), sample.value)
+            found[own] = max(found[own], sample.value) if own in found else sample.value
         return list(found.values())
 
 

@@ -194,19 +194,25 @@ def test_what_cannot_be_attached_to_is_refused_before_anything_starts(weights: s
     [
         (
             {"dialect": "vllm"},
-            Capabilities(
-                prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True, tool_prompts=True
-            ),
+            replace(ABLE["vllm"], top_logprobs=20, decode_logprobs=20),
         ),
         (
             {"dialect": "vllm", "top_logprobs": 100},
             Capabilities(
-                prompt_logprobs=True, top_logprobs=100, seed=True, decode_logprobs=100, chat=True, tool_prompts=True
+                prompt_logprobs=True,
+                top_logprobs=100,
+                seed=True,
+                decode_logprobs=100,
+                chat=True,
+                tool_prompts=True,
+                load=True,
             ),
         ),
         (
             {"dialect": "sglang", "top_logprobs": 0},
-            Capabilities(prompt_logprobs=True, top_logprobs=0, cached_prefix=True, chat=True, tool_prompts=True),
+            Capabilities(
+                prompt_logprobs=True, top_logprobs=0, cached_prefix=True, chat=True, tool_prompts=True, load=True
+            ),
         ),
         ({"dialect": "openai", "top_logprobs": 5}, Capabilities(chat=True, tools=True)),
         (

@@ -23,6 +23,7 @@ def test_the_command_line_of_the_defaults_leaves_nothing_to_the_checkpoint(tmp_p
     engine = engine_of("sglang", tmp_path, {})
     assert engine.arguments(7) == [
         *("--model-path", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "7", "--enable-metrics"),
+        "--enable-cache-report",
         *("--sampling-defaults", "openai", "--dtype", "bfloat16", "--kv-cache-dtype", "bfloat16", "--tp-size", "1"),
         *("--random-seed", "0"),
     ]

@@ -348,6 +348,7 @@ def test_the_command_line_of_the_defaults_leaves_nothing_to_the_checkpoint(tmp_p
     assert engine_of("vllm", tmp_path, {}).arguments(7) == [
         *("--model", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "7"),
         *("--generation-config", "vllm", "--logprobs-mode", "raw_logprobs"),
+        "--enable-prompt-tokens-details",
         *("--dtype", "bfloat16", "--kv-cache-dtype", "bfloat16", "--tensor-parallel-size", "1"),
         *("--max-logprobs", "-1", "--seed", "0"),
     ]

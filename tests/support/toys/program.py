@@ -71,6 +71,8 @@ class Exchanges(ThreadingHTTPServer):
                 return {**response, "model_path": self.model_path, **self.changes}
             if response.get("object") == "list":
                 return {**response, "data": [{**card, "root": self.model_path} for card in response["data"]]}
+        if isinstance(response, list) and response and isinstance(response[0], list):
+            return "\n".join([*(line for _, line in response), ""])  # a stream, of times and lines
         return "\n".join(response) if isinstance(response, list) and path_lines(response) else response
 
 
