@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evalrig.engine import Engine
 from evalrig.errors import EngineError
@@ -60,20 +61,21 @@ async def _look(engine: Engine, read: list[Gauges]) -> None:
 
 def _row(one: Gauges) -> dict[str, Any]:
     """What it told, without what it did not: JSON has no NaN."""
-    told = asdict(one)
+    row = asdict(one)
     return {
         key: value if key != "phases" else dict(value)
-        for key, value in told.items()
+        for key, value in row.items()
         if not (isinstance(value, float) and math.isnan(value))
     }
 
 
-def gauged(block: Block) -> dict[str, float]:
-    """Scores from the engine's own metrics: the most that waited, KV use, preemptions and mean seconds a phase."""
+def told(block: Block) -> dict[str, float]:
+    """Scores of the client, and of the engine's own metrics: the most that waited, KV use, preemptions, mean seconds a phase."""
+    client = {"kernel": float(block.health.kernel), "cpu_share": block.health.cpu_share}
     rows: list[dict[str, Any]] = (block.notes or {}).get("gauges", [])
     if not rows:
-        return {}
-    found = {
+        return client
+    found = client | {
         score: max(row[key] for row in rows if key in row)
         for score, key in (("waiting_most", "waiting"), ("running_most", "running"), ("kv_usage_most", "kv_usage"))
         if any(key in row for row in rows)
@@ -84,7 +86,7 @@ def gauged(block: Block) -> dict[str, float]:
     for phase, (seconds, count) in last.get("phases", {}).items():
         before = first.get("phases", {}).get(phase, (0.0, 0.0))
         if count > before[1]:
-            found[f"{phase}_seconds"] = (seconds - before[0]) / (count - before[1])
+            found[f"engine_{phase}_seconds"] = (seconds - before[0]) / (count - before[1])
     return {name: float(value) for name, value in found.items()}
 
 
@@ -121,14 +123,14 @@ def void(block: Block, served: Served, schedule: Schedule, serving: Serving, col
 def cached_share(served: Served) -> float | None:
     """Share of the prompt tokens that came from the prefix cache; None: the engine does not tell."""
     requests = served.requests
-    told = requests.ok & (requests.cached_tokens >= 0) & (requests.prompt_tokens > 0)
-    return float(requests.cached_tokens[told].sum() / requests.prompt_tokens[told].sum()) if told.any() else None
+    known = requests.ok & (requests.cached_tokens >= 0) & (requests.prompt_tokens > 0)
+    return float(requests.cached_tokens[known].sum() / requests.prompt_tokens[known].sum()) if known.any() else None
 
 
-def _unlike(what: str, asked: Sequence[int], told: np.ndarray, ok: np.ndarray) -> list[str]:
+def _unlike(what: str, asked: Sequence[int], said: NDArray[np.int64], ok: NDArray[np.bool_]) -> list[str]:
     """Where lengths differ from those asked. Prompts may all be longer by the same: a token that the server puts in front."""
-    known = ok & (told >= 0)
-    wanted, given = np.asarray(asked, np.int64)[known], told[known]
+    known = ok & (said >= 0)
+    wanted, given = np.asarray(asked, np.int64)[known], said[known]
     off = int(given[0] - wanted[0]) if what == "prompts" and len(given) and given[0] - wanted[0] == 1 else 0
     unlike = np.flatnonzero(given != wanted + off)
     if not len(unlike):

@@ -16,7 +16,7 @@ from evalrig.dialect import Dialect
 from evalrig.engine import Capabilities, Engine
 from evalrig.errors import UsageError
 from evalrig.forced_steps import Stage, stages, walked
-from evalrig.loaded import cached_share, failed, gauged, loaded, void
+from evalrig.loaded import cached_share, failed, loaded, told, void
 from evalrig.loadgen.block import Block
 from evalrig.loadgen.draw import Ids, framed
 from evalrig.loadgen.schedule import Schedule
@@ -151,11 +151,11 @@ class Load(Suite):
         where, options = f"suites.{self.name}.options", self.options
         source = self._read(where) if options.workload in ("trace", "conversations") else ""
         lanes = options.concurrency if options.pace.loop == "closed" else [0]
-        told = msgspec.json.encode(asdict(options)).decode()
+        wish = msgspec.json.encode(asdict(options)).decode()
         return [
             Sample(
                 id=f"c{count:02d}-round-{number:02d}" if len(lanes) > 1 else f"round-{number:02d}",
-                prompt=told,
+                prompt=wish,
                 target=source,
                 cluster=f"round-{number:02d}",
                 tags=(options.workload, f"concurrency-{count}" if count else "open"),
@@ -193,7 +193,7 @@ class Load(Suite):
         why = failed(block, served)
         reasons = void(block, served, schedule, serving, cold and self.options.workload in COLD)
         state = State.INFRA if why else State.UNSCORED if reasons else State.SCORED
-        scores = self._scores(served, serving.gpus) | gauged(block) if state is State.SCORED else {}
+        scores = self._scores(served, serving.gpus) | told(block) if state is State.SCORED else {}
         return LoadAttempt(
             trajectory=Trajectory(error=why or "; ".join(reasons)),
             scores={name: value for name, value in scores.items() if math.isfinite(value)},
@@ -236,18 +236,19 @@ class Load(Suite):
         return Stock(pool=await _pool(engine), histories=tuple(histories), rows=self.rows)
 
     def _scores(self, served: Served, gpus: int) -> dict[str, float]:
-        from evalrig.analysis import serving
+        from evalrig.analysis import serving, windows
 
-        slo, workload = {key: value for key, value in asdict(self.options.slo).items() if value}, self.options.workload
-        window = serving.one_batch(served) if workload == "decode" and self.options.requests == 1 else None
+        slo = {key: value for key, value in asdict(self.options.slo).items() if value}
+        window = None  # the concurrency rule
+        if self.options.pace.loop == "open":
+            window = windows.arriving(served.requests)
+        elif self.options.workload == "decode" and self.options.requests == 1:
+            window = windows.one_batch(served)
         scores = serving.metrics_of(served, serving.Slo(**slo) if slo else None, gpus, window)
         if (share := cached_share(served)) is not None:
             scores["cached_share"] = share
-        if price := self.options.price_per_gpu_hour:
-            cost, rate = (COST_IN, "prompt") if workload == "prefill" else (COST_OUT, "output")
-            if per_second := scores.get(f"{rate}_tokens_per_second"):
-                scores[cost.name] = price * gpus * 1e6 / (3600 * per_second)
-        return scores
+        dollars = serving.dollars(scores, self.options.price_per_gpu_hour, gpus)
+        return scores | {name: value for name, value in dollars.items() if value}
 
 
 def _refuse_unfit(where: str, options: LoadOptions) -> None:
