@@ -25,20 +25,25 @@ CACHED: Final = 0.02
 """Share of a cold block's prompt tokens that may come from the prefix cache: single tokens can be met by chance."""
 
 
-async def loaded(engine: Engine, serving: Serving, schedule: Schedule, cold: bool) -> Block:
-    """Load the engine with a schedule. `cold`: its prefix cache is emptied first, where it can be.
+async def loaded(
+    engine: Engine, serving: Serving, schedule: Schedule, cold: bool, events_per_second: float = 0.0
+) -> Block:
+    """Load the engine with a schedule. `cold`: its prefix cache is emptied first, where it can be. `events_per_second`: how
+    many are expected, if known; very many are received by several processes.
 
     Raises:
         EngineError: the engine could not be reached at all.
     """
-    from evalrig.loadgen.drive import run_block
+    from evalrig.loadgen.drive import Stop
+    from evalrig.loadgen.sharded import run_load
 
     flushed = cold and serving.flushes and await engine.flush()
     read: list[Gauges] = []
     await _look(engine, read)
     looking = asyncio.create_task(_looking(engine, read))
     try:
-        block = await run_block(serving.completions, schedule)
+        stop = Stop(request=engine.launch.request_seconds)
+        block = await run_load(serving.completions, schedule, stop=stop, events_per_second=events_per_second)
     finally:
         looking.cancel()
         await asyncio.wait({looking})

@@ -227,7 +227,7 @@ class Rounds:
             attempt = Attempt(trajectory=Trajectory(error=str(error)), state=State.INFRA)
         if attempt.state is State.INFRA:
             await asyncio.sleep(0.2)  # a dying process needs a moment before it counts as dead
-            if not engine.alive():
-                error = attempt.trajectory.error
-                raise EngineError(f"{cell.variant}: the engine died during `{cell.suite}`: {error}")
+        if not engine.alive():  # also where all was answered: it was dying meanwhile
+            error = attempt.trajectory.error or "after its last answer"
+            raise EngineError(f"{cell.variant}: the engine died during `{cell.suite}`: {error}")
         return attempt

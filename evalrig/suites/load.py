@@ -185,10 +185,12 @@ class Load(Suite):
         """One block. A void one is missing in both arms; one in which the engine failed, in its own."""
         serving, cold = await engine.serving(), self.options.shape.salt
         schedule = await self.schedule(engine, serving, sample)
+        expected = 0.0
         if self.options.pace.warm_up:
-            warm = await self.schedule(engine, serving, sample, self.options.pace.warm_up)
-            await loaded(engine, serving, warm, cold=False)
-        block = await loaded(engine, serving, schedule, cold)
+            short = await self.schedule(engine, serving, sample, self.options.pace.warm_up)
+            warm = _parsed(await loaded(engine, serving, short, cold=False))
+            expected = len(warm.events.at) / max(warm.seconds, 1.0)
+        block = await loaded(engine, serving, schedule, cold, expected)
         served = _parsed(block)
         why = failed(block, served)
         reasons = void(block, served, schedule, serving, cold and self.options.workload in COLD)

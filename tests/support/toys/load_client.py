@@ -1,8 +1,6 @@
 """In place of the load client: blocks as a toy engine would serve them, made without a socket and without waiting."""
 
-import sys
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -21,16 +19,19 @@ class Client:
     def __init__(self) -> None:
         self.sent: list[tuple[str, Schedule]] = []
         """Model and schedule of every block, in order, warm-ups among them."""
+        self.rates: list[float] = []
+        """Events a second that were expected of each."""
         self.running = 0
         self.void: dict[str, tuple[str, ...]] = {}
         """Model -> what the client's certificate says against its blocks."""
 
-    async def run_block(self, address: Address, schedule: Schedule, **more: Any) -> Block:
+    async def run_load(self, address: Address, schedule: Schedule, **more: Any) -> Block:
         assert address.host == "toy"
         assert not self.running, "nothing else may run meanwhile"
         self.running += 1
         model = str(msgspec.json.decode(schedule.calls[0].body)["model"])
         self.sent.append((model, schedule))
+        self.rates.append(more["events_per_second"])
         rng = generator(schedule.sha256, model, len(self.sent))
         free = [0.0] * max(schedule.concurrency, 1)
         exchanges = list[Exchange]()
@@ -64,8 +65,7 @@ def _answered(call: Call, index: int, due: float, rng: np.random.Generator) -> E
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> Client:
-    """The stand-in, where the suites look for the client."""
-    client, module = Client(), ModuleType("evalrig.loadgen.drive")
-    module.run_block = client.run_block  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "evalrig.loadgen.drive", module)
+    """The stand-in, where blocks are asked for."""
+    client = Client()
+    monkeypatch.setattr("evalrig.loadgen.sharded.run_load", lambda *given, **named: client.run_load(*given, **named))
     return client
