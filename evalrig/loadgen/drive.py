@@ -1,0 +1,255 @@
+"""One block of load from one process: every call at its time, whatever became of the others."""
+
+import asyncio
+import contextlib
+import gc
+import math
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from evalrig.loadgen.block import Block, Exchange
+from evalrig.loadgen.clock import Alarm, now, offset
+from evalrig.loadgen.health import Effort, certify
+from evalrig.loadgen.pool import Pool, Wish, never_sent
+from evalrig.loadgen.schedule import Address, Schedule
+
+LEAD_SECONDS = 0.05
+"""From the decision to begin until the block's start: the first call is not late."""
+SPIN_NS = 200_000
+"""Before a due time, the wait that is burnt: longer than a kernel timer needs to wake a process on a free core."""
+SPARE = 2
+"""Idle connections that an open loop begins with. Few: some servers give each a thread."""
+PRIMING = 8
+"""Priming calls in flight, where the loop has no number of its own."""
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Bounds of a block, seconds. No request and no block hangs for ever."""
+
+    request: float = 600.0
+    """From when a request is launched; then it ends with an error. Also of the priming calls."""
+    block: float = 3600.0
+    """From the start; what is in flight then ends with an error, and what was not sent is told as not sent."""
+    begin: float = math.inf
+    """From the start; what has not begun by then is left out of the block (a closed loop of a fixed time)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driven:
+    """What one process did of a block."""
+
+    start: int
+    exchanges: tuple[Exchange, ...]
+    effort: Effort
+
+
+async def run_block(address: Address, schedule: Schedule, *, stop: Stop | None = None) -> Block:
+    """Send `schedule` to `address` from this process. The caller's loop may do little else meanwhile; what it does costs
+    `cpu_share`, and on Linux no accuracy.
+
+    Raises:
+        EngineError: the host's name cannot be resolved. All else that fails stands in the exchanges.
+    """
+    driver = Driver(address, schedule, stop or Stop())
+    try:
+        await driver.prime()
+        driven = await driver.run(now() + int(LEAD_SECONDS * _SECOND))
+    finally:
+        await driver.close()
+    return block_of((driven,), schedule)
+
+
+def block_of(driven: tuple[Driven, ...], schedule: Schedule) -> Block:
+    """One block of what its processes did, in the order of the schedule."""
+    exchanges = sorted((one for part in driven for one in part.exchanges), key=lambda one: one.sent.index)
+    start = driven[0].start
+    return Block(
+        start=start,
+        start_utc=datetime.fromtimestamp((start + offset()) / _SECOND, UTC).isoformat(timespec="milliseconds"),
+        exchanges=tuple(exchanges),
+        health=certify(exchanges, tuple(part.effort for part in driven)),
+        schedule_sha256=schedule.sha256,
+    )
+
+
+class Driver:
+    """Sends one schedule: `prime`, `run`, `close`."""
+
+    def __init__(self, address: Address, schedule: Schedule, stop: Stop) -> None:
+        """
+        Raises:
+            ValueError: the schedule cannot be carried out.
+        """
+        _refuse(schedule)
+        self._address = address
+        self._schedule = schedule
+        self._calls = schedule.calls
+        self._stop = stop
+        self._pool: Pool | None = None
+        self._alarm = Alarm()
+        self._exchanges: list[Exchange] = []
+        self._followers: dict[int, list[int]] = {}
+        self._roots: list[int] = []
+        self._unprimed: tuple[str, ...] = ()
+        self._start = self._last = self._end = 0
+        for index, call in enumerate(self._calls):
+            if call.primes:
+                continue
+            if call.after is None or self._calls[call.after].primes:
+                self._roots.append(index)
+            else:
+                self._followers.setdefault(call.after, []).append(index)
+
+    async def prime(self) -> None:
+        """Open the pool and send the calls that fill the prefix cache. One that fails makes the block void."""
+        self._pool = await Pool.open(self._address)
+        left = iter([index for index, call in enumerate(self._calls) if call.primes])
+        failed: list[str] = []
+
+        async def lane(pool: Pool) -> None:
+            for index in left:
+                until = now() + int(self._stop.request * _SECOND)
+                one = await pool.launch(Wish(index=index, body=self._calls[index].body, due=now(), until=until))
+                if one.sent.error or one.sent.status != 200:
+                    failed.append(f"priming call {index}: {one.sent.error or f'HTTP {one.sent.status}'}")
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._schedule.concurrency or PRIMING):
+                group.create_task(lane(self._pool))
+        self._unprimed = tuple(failed)
+        if self._schedule.loop == "open":
+            await self._pool.warm(SPARE)
+
+    async def run(self, start: int) -> Driven:
+        """All counted calls from `start` on, monotonic nanoseconds."""
+        assert self._pool is not None, "prime first"
+        self._start, self._end = start, start + int(self._stop.block * _SECOND)
+        self._last = start + int(min(self._stop.begin, self._stop.block) * _SECOND)
+        with _quiet_memory():
+            before, began, clock = _cpu_seconds(), now(), offset()
+            async with asyncio.TaskGroup() as group:
+                if self._schedule.loop == "open":
+                    await self._open(group)
+                else:
+                    self._closed(group)
+            seconds, cpu, moved = (now() - began) / _SECOND, _cpu_seconds() - before, offset() - clock
+        effort = Effort(seconds=seconds, cpu_seconds=cpu, clock_moved=abs(moved) / _SECOND, troubles=self._unprimed)
+        return Driven(start=start, exchanges=tuple(self._exchanges), effort=effort)
+
+    async def close(self) -> None:
+        """Close what is open."""
+        self._alarm.close()
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def _open(self, group: asyncio.TaskGroup) -> None:
+        """Each call at its due time; the next one never waits for it."""
+        for index in sorted(self._roots, key=lambda index: self._calls[index].due):
+            due = self._start + int(self._calls[index].due * _SECOND)
+            if await self._turn(index, due):
+                group.create_task(self._through(group, self._launch(index, due)))
+
+    async def _through(self, group: asyncio.TaskGroup, flight: "asyncio.Task[Exchange]") -> None:
+        one = await flight
+        self._exchanges.append(one)
+        for follower in self._followers.get(one.sent.index, ()):
+            due = one.sent.ended + int(self._calls[follower].due * _SECOND)
+            group.create_task(self._follow(group, follower, due))
+
+    async def _follow(self, group: asyncio.TaskGroup, index: int, due: int) -> None:
+        if await self._turn(index, due):
+            await self._through(group, self._launch(index, due))
+
+    def _closed(self, group: asyncio.TaskGroup) -> None:
+        """Lanes: each takes a conversation, and the next one when that has ended."""
+        left = iter(self._roots)
+        for lane in range(self._schedule.concurrency):
+            group.create_task(self._lane(lane, left))
+
+    async def _lane(self, lane: int, left: Iterator[int]) -> None:
+        while (opens := _opens(self._schedule, lane, max(0.0, (now() - self._start) / _SECOND))) is not None:
+            free = max(now(), self._start + int(opens * _SECOND))
+            await self._alarm.until(min(free, self._last) - SPIN_NS)
+            index = next(left, None)
+            if index is None:
+                return
+            await self._talk(index, free)
+
+    async def _talk(self, index: int, due: int) -> None:
+        """One call and all that come after it, one by one, with the time to think between them."""
+        if not await self._turn(index, due):
+            return
+        one = await self._launch(index, due)
+        self._exchanges.append(one)
+        for follower in self._followers.get(index, ()):
+            await self._talk(follower, max(one.sent.ended + int(self._calls[follower].due * _SECOND), due))
+
+    async def _turn(self, index: int, due: int) -> bool:
+        """Wait until `due`. False: its time lies behind the end of the block; with all that come after it, it is not sent."""
+        await self._alarm.until(min(due, self._last) - SPIN_NS)
+        if due >= self._last or now() >= self._last:
+            self._unsent(index, due)
+            return False
+        while now() < due:
+            pass
+        return True
+
+    def _launch(self, index: int, due: int) -> asyncio.Task[Exchange]:
+        assert self._pool is not None
+        until = min(now() + int(self._stop.request * _SECOND), self._end)
+        flight = self._pool.launch(Wish(index=index, body=self._calls[index].body, due=due, until=until))
+        if self._schedule.loop == "open":
+            self._pool.refill()
+        return flight
+
+    def _unsent(self, index: int, due: int) -> None:
+        if self._stop.begin < self._stop.block:
+            return  # a block of a fixed time ends here as it should
+        self._exchanges.append(never_sent(index, due, f"not sent: the block's {self._stop.block:g} s were over"))
+        for follower in self._followers.get(index, ()):
+            self._unsent(follower, due)
+
+
+def _refuse(schedule: Schedule) -> None:
+    if schedule.loop == "closed" and schedule.concurrency < 1:
+        raise ValueError("a closed loop needs at least one lane")
+    for index, call in enumerate(schedule.calls):
+        if call.after is not None and not 0 <= call.after < index:
+            raise ValueError(f"call {index} comes after call {call.after}, which does not stand before it")
+        if call.after is not None and call.primes:
+            raise ValueError(f"call {index} primes and comes after another: priming calls have no order")
+
+
+def _opens(schedule: Schedule, lane: int, at: float) -> float | None:
+    """Seconds from the start when `lane` may take its next conversation, `at` or later; None: never again."""
+    ramp = schedule.ramp or ((0.0, schedule.concurrency),)
+    if ramp[0][0] > 0.0:
+        ramp = ((0.0, 0), *ramp)
+    for (begin, lanes), end in zip(ramp, [*(step[0] for step in ramp[1:]), math.inf], strict=True):
+        if lanes > lane and at < end:
+            return max(at, begin)
+    return None
+
+
+@contextlib.contextmanager
+def _quiet_memory() -> Iterator[None]:
+    """No collection of garbage meanwhile: it stops the loop, and what a block leaves is freed by counting."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was:
+            gc.enable()
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,192 @@
+"""The connections of one block, and the way of one request over them."""
+
+import asyncio
+import contextlib
+import socket
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalrig.errors import EngineError
+from evalrig.loadgen.block import Exchange, Sent
+from evalrig.loadgen.clock import now, offset
+from evalrig.loadgen.connection import Answer, Connection, Lost, ask_for_stamps
+from evalrig.loadgen.schedule import Address
+from evalrig.loadgen.tls import TlsConnection, greet, trust
+
+_SECOND = 1_000_000_000
+Place = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """One request to be sent, and until when its answer is waited for (monotonic nanoseconds)."""
+
+    index: int
+    body: bytes
+    due: int
+    until: int
+
+
+class Pool:
+    """Kept-alive connections to one address. One that the server has closed meanwhile is replaced."""
+
+    def __init__(self, address: Address, places: list[Place]) -> None:
+        self.offset = offset()
+        self._address = address
+        self._places = places
+        self._trust = trust() if address.tls else None
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._head = _head(address)
+        # The kernel begins to stamp a moment after the first socket has asked, and ends with the last one.
+        self._asking = socket.socket()
+        ask_for_stamps(self._asking)
+
+    @classmethod
+    async def open(cls, address: Address) -> "Pool":
+        """A pool without connections.
+
+        Raises:
+            EngineError: the name of the host cannot be resolved.
+        """
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise EngineError(f"load: {address.host}: cannot be resolved: {error.strerror}") from error
+        return cls(address, [(family, place) for family, _, _, _, place in found])
+
+    def launch(self, wish: Wish) -> asyncio.Task[Exchange]:
+        """Send now. Where a connection is idle the request leaves before this returns. What fails is told in `Sent.error`."""
+        loop = asyncio.get_running_loop()
+        answer = Answer(loop.create_future())
+        request = b"%b%d\r\n\r\n%b" % (self._head, len(wish.body), wish.body)
+        connection = self._idle.pop() if self._idle else None
+        if connection is not None:
+            connection.begin(answer, request)
+        return loop.create_task(self._carry(wish, answer, request, connection))
+
+    async def warm(self, count: int) -> None:
+        """Have up to `count` idle connections; what cannot be opened is left to the requests to tell."""
+        with contextlib.suppress(OSError):
+            while len(self._idle) < count:
+                self._idle.append(await self._connect())
+
+    def refill(self) -> None:
+        """See to it that the next request finds an idle connection."""
+        if not self._idle and not self._opening:
+            task = asyncio.create_task(self.warm(1))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for task in tuple(self._opening):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for connection in tuple(self._all):
+            connection.close()
+        self._all.clear()
+        self._idle.clear()
+        self._asking.close()
+
+    async def _carry(self, wish: Wish, answer: Answer, request: bytes, connection: Connection | None) -> Exchange:
+        error, reused = "", connection is not None
+        try:
+            async with asyncio.timeout_at(wish.until / _SECOND):
+                if connection is None:
+                    connection = await self._connect()
+                    connection.begin(answer, request)
+                try:
+                    await answer.done
+                except Lost:
+                    if answer.heard or not reused:
+                        raise
+                    # It was idle, and the server closed it while the request was on its way: nobody has read it.
+                    answer.done = asyncio.get_running_loop().create_future()
+                    connection = await self._connect()
+                    connection.begin(answer, request)
+                    await answer.done
+        except TimeoutError:
+            error = f"no end of the answer {(wish.until - (answer.sent or wish.due)) / _SECOND:.1f} s after it was sent"
+        except OSError as failure:
+            error = f"{failure.strerror or failure}"
+        finally:
+            if not answer.ended and connection is not None:
+                self._drop(connection)
+        return _exchange(wish, answer, error)
+
+    async def _connect(self) -> Connection:
+        failure = OSError("no address")
+        for family, place in self._places:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                ask_for_stamps(sock)
+                await asyncio.get_running_loop().sock_connect(sock, place)
+                return await self._made(sock)
+            except OSError as error:
+                sock.close()
+                failure = error
+            except BaseException:
+                sock.close()
+                raise
+        raise failure
+
+    async def _made(self, sock: socket.socket) -> Connection:
+        if self._trust is None:
+            made = Connection(sock, self.offset, self._free)
+        else:
+            session = await greet(sock, self._trust, self._address.server_name or self._address.host)
+            made = TlsConnection(sock, self.offset, self._free)
+            made.session = session
+        self._all.add(made)
+        return made
+
+    def _free(self, connection: Connection, keep: bool) -> None:
+        if keep:
+            self._idle.append(connection)
+        else:
+            self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        connection.close()
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+def _head(address: Address) -> bytes:
+    """The request up to the number of bytes of its body."""
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    lines = [f"POST {address.path} HTTP/1.1", f"Host: {host}:{address.port}", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in address.headers]
+    return "\r\n".join([*lines, "Content-Length: "]).encode()
+
+
+def _exchange(wish: Wish, answer: Answer, error: str) -> Exchange:
+    return Exchange(
+        sent=Sent(
+            index=wish.index,
+            due=wish.due,
+            sent=answer.sent,
+            ended=answer.ended or now(),
+            status=answer.status,
+            error=error,
+        ),
+        body=bytes(answer.body),
+        ends=np.array(answer.ends, np.int64),
+        at=np.array(answer.at, np.int64),
+        lag=np.array(answer.lag, np.int64),
+        kernel=answer.kernel and bool(answer.at),
+    )
+
+
+def never_sent(index: int, due: int, error: str) -> Exchange:
+    """The exchange of a call that was not launched."""
+    nothing = np.empty(0, np.int64)
+    sent = Sent(index=index, due=due, sent=0, ended=now(), status=0, error=error)
+    return Exchange(sent=sent, body=b"", ends=nothing, at=nothing, lag=nothing, kernel=False)
