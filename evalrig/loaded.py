@@ -34,21 +34,26 @@ async def loaded(
     Raises:
         EngineError: the engine could not be reached at all.
     """
-    from evalrig.loadgen.drive import Stop
-    from evalrig.loadgen.sharded import run_load
-
     flushed = cold and serving.flushes and await engine.flush()
     read: list[Gauges] = []
     await _look(engine, read)
     looking = asyncio.create_task(_looking(engine, read))
     try:
-        stop = Stop(request=engine.launch.request_seconds)
-        block = await run_load(serving.completions, schedule, stop=stop, events_per_second=events_per_second)
+        block = await sent(serving, schedule, engine.launch.request_seconds, events_per_second)
     finally:
         looking.cancel()
         await asyncio.wait({looking})
     await _look(engine, read)
     return replace(block, flushed=flushed, notes={"gauges": [_row(one) for one in read]} if read else None)
+
+
+async def sent(serving: Serving, schedule: Schedule, request_seconds: float, events_per_second: float) -> Block:
+    """A schedule, sent by the load client."""
+    from evalrig.loadgen.drive import Stop
+    from evalrig.loadgen.sharded import run_load
+
+    stop = Stop(request=request_seconds)
+    return await run_load(serving.completions, schedule, stop=stop, events_per_second=events_per_second)
 
 
 async def _looking(engine: Engine, read: list[Gauges]) -> None:

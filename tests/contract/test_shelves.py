@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys.booth import booth
 from toys import load_client
+from toys.booth import booth
 from toys.engine import Toy, ToyOptions
 from toys.nouns import ACCURACY, KL, LEAD, distances, evidence, pairs
 

@@ -122,6 +122,8 @@ def test_the_warm_up_is_sent_before_and_has_other_prompts(client: load_client.Cl
     warm, block = (schedule for _, schedule in client.sent)
     assert (len(warm.calls), len(block.calls)) == (4, 24)
     assert not {call.body for call in warm.calls} & {call.body for call in block.calls}
+    assert client.rates[0] == 0, "nothing is known yet"
+    assert client.rates[1] > 10, "what was seen in the warm-up"
     client.sent.clear()
     attempted(suite(pace=Pace(warm_up=0)))
     assert len(client.sent) == 1

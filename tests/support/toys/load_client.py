@@ -1,7 +1,6 @@
 """In place of the load client: blocks as a toy engine would serve them, made without a socket and without waiting."""
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,7 +8,8 @@ import pytest
 
 from evalrig.loadgen.block import Block, Exchange
 from evalrig.loadgen.draw import generator
-from evalrig.loadgen.schedule import Address, Call, Schedule
+from evalrig.loadgen.schedule import Call, Schedule
+from evalrig.loadgen.target import Serving
 from toys.sse import DONE, HEALTH, exchange, text, usage
 
 
@@ -25,13 +25,13 @@ class Client:
         self.void: dict[str, tuple[str, ...]] = {}
         """Model -> what the client's certificate says against its blocks."""
 
-    async def run_load(self, address: Address, schedule: Schedule, **more: Any) -> Block:
-        assert address.host == "toy"
+    async def sends(self, serving: Serving, schedule: Schedule, seconds: float, events_per_second: float) -> Block:
+        assert serving.completions.host == "toy"
         assert not self.running, "nothing else may run meanwhile"
         self.running += 1
         model = str(msgspec.json.decode(schedule.calls[0].body)["model"])
         self.sent.append((model, schedule))
-        self.rates.append(more["events_per_second"])
+        self.rates.append(events_per_second)
         rng = generator(schedule.sha256, model, len(self.sent))
         free = [0.0] * max(schedule.concurrency, 1)
         exchanges = list[Exchange]()
@@ -67,5 +67,5 @@ def _answered(call: Call, index: int, due: float, rng: np.random.Generator) -> E
 def installed(monkeypatch: pytest.MonkeyPatch) -> Client:
     """The stand-in, where blocks are asked for."""
     client = Client()
-    monkeypatch.setattr("evalrig.loadgen.sharded.run_load", lambda *given, **named: client.run_load(*given, **named))
+    monkeypatch.setattr("evalrig.loaded.sent", lambda *given: client.sends(*given))
     return client

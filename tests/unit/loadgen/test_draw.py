@@ -174,7 +174,10 @@ def test_text_is_as_long_as_asked_of_ids_of_the_pool(count: int, salted: bool, p
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1]}', "1 hash_ids of 512 tokens make no"),
+        (
+            '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1]}',
+            "1 hash_ids of 512 tokens make no",
+        ),
         ('{"timestamp": 0, "input_length": 0, "output_length": 5, "hash_ids": [1]}', "lengths are at least 1"),
         ('{"timestamp": 0, "input_length": 6, "hash_ids": [1]}', "missing required field `output_length`"),
         ("[1, 2", "a line holds timestamp, input_length, output_length and hash_ids"),
