@@ -1,6 +1,6 @@
 """What a block of load left: for every request the bytes and when they came, and whether the client can be trusted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,12 @@ class Exchange:
     bytes."""
 
     sent: Sent
-    body: bytes
-    ends: NDArray[np.int64]
+    body: bytes = field(repr=False)
+    ends: NDArray[np.int64] = field(repr=False)
     """Shape [reads]: length of the body after each read."""
-    at: NDArray[np.int64]
+    at: NDArray[np.int64] = field(repr=False)
     """Shape [reads]: when its last byte arrived, monotonic nanoseconds."""
-    lag: NDArray[np.int64]
+    lag: NDArray[np.int64] = field(repr=False)
     """Shape [reads]: nanoseconds from arrival in the kernel until it was read; 0 where the user clock is used."""
     kernel: bool = True
     """The kernel told when bytes arrived (SO_TIMESTAMPNS); False: the user clock did."""
@@ -71,7 +71,9 @@ class Block:
     start: int
     """Monotonic nanoseconds."""
     start_utc: str
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[Exchange, ...] = field(
+        repr=False
+    )  # asyncio prints what a task returned when its loop ends: seconds of work
     health: Health
     schedule_sha256: str
     flushed: bool = False

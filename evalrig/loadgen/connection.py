@@ -6,7 +6,9 @@ late to read them moves no measured time.
 
 import asyncio
 import contextlib
+import os
 import socket
+import ssl
 import struct
 import sys
 from collections.abc import Callable
@@ -19,7 +21,8 @@ READ_BYTES = 65536
 """Of one read: small enough for the allocator's heap. A larger buffer is mapped and unmapped at every read."""
 STAMP = 35
 """SO_TIMESTAMPNS of Linux, and the type of the message that comes with the bytes; Python does not name it."""
-_ROOM = socket.CMSG_SPACE(16)
+ROOM = socket.CMSG_SPACE(16)
+"""For that message."""
 _TIMESPEC = struct.Struct("qq").unpack_from
 
 
@@ -58,7 +61,7 @@ class Connection:
     def __init__(self, sock: socket.socket, offset: int, free: Callable[["Connection", bool], None]) -> None:
         """`offset`: of the kernel's clock. `free` is called with whether it can be used again, when its answer has ended or when
         it was lost without one."""
-        self.on_body: Callable[[bytes], None] = bytes
+        self.on_body: Callable[[bytes], object] = bytes
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._offset = offset
@@ -69,13 +72,17 @@ class Connection:
         self._keep = False
         self._loop.add_reader(sock.fileno(), self._readable)
 
-    def begin(self, answer: Answer, request: bytes) -> None:
-        """Send `request`; what comes back goes to `answer`, whose `done` tells the end."""
+    def begin(self, answer: Answer, request: bytes, at: int = 0) -> None:
+        """Send `request`, not before `at`; what comes back goes to `answer`, whose `done` tells the end.
+
+        The last of the wait is burnt here, when all that has to be made for the request is made.
+        """
         self._answer = answer
         self.on_body = answer.body.extend  # httptools looks it up once, so each read costs one call into C
         self._parser = httptools.HttpResponseParser(self)
-        if not answer.sent:
-            answer.sent = now()
+        while now() < at:
+            pass
+        answer.sent = answer.sent or now()
         self._write(request)
 
     def close(self) -> None:
@@ -109,41 +116,41 @@ class Connection:
 
     def _readable(self) -> None:
         try:
-            came, told, _, _ = self._socket.recvmsg(READ_BYTES, _ROOM)
+            came, told, _, _ = self._socket.recvmsg(READ_BYTES, ROOM)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lose(Lost(_said(error)))
+            self._lose(Lost(said(error)))
             return
-        read = at = now()
-        stamped = False
-        for _, kind, value in told:
-            if kind == STAMP:
-                seconds, rest = _TIMESPEC(value)
-                at, stamped = seconds * 1_000_000_000 + rest - self._offset, True
-        if not came:
-            self._lose(Lost("the server closed the connection before the answer ended"))
-            return
+        read = now()
         answer = self._answer
-        if answer is None:
-            self._idle(came)
-            return
-        try:
-            self._take(came)
-        except (httptools.HttpParserError, Lost, OSError) as error:
-            self._lose(Lost(f"no HTTP answer: {_said(error)}"))
+        if not came or answer is None:
+            self._unasked(came)
             return
         answer.heard = True
+        try:
+            self._take(came)
+        except (httptools.HttpParserError, OSError) as error:  # `Lost` is an OSError
+            self._lose(Lost(f"no HTTP answer: {said(error)}"))
+            return
+        at = stamp(told, self._offset)
         if len(answer.body) > (answer.ends[-1] if answer.ends else 0):
             answer.ends.append(len(answer.body))
-            answer.at.append(at)
-            answer.lag.append(read - at)
-            answer.kernel &= stamped
+            answer.at.append(at or read)
+            answer.lag.append(read - at if at else 0)
+            answer.kernel &= at > 0
         if self._parser is None:
-            self._complete(answer, at)
+            self._complete(answer, at or read)
+
+    def _unasked(self, came: bytes) -> None:
+        """The end of the connection, or bytes while nothing was asked."""
+        if came:
+            self._idle(came)
+        else:
+            self._lose(Lost("the server closed the connection before the answer ended"))
 
     def _idle(self, came: bytes) -> None:
-        """Bytes while nothing was asked: this is no state to send a request in."""
+        """Bytes while nothing was asked: no state to send a request in."""
         self._lose(Lost(f"{len(came)} bytes came unasked"))
 
     def _complete(self, answer: Answer, at: int) -> None:
@@ -170,7 +177,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             gone = 0
         except OSError as error:
-            self._lose(Lost(_said(error)))
+            self._lose(Lost(said(error)))
             return
         if gone < len(data):
             self._unsent = data[gone:]
@@ -182,6 +189,17 @@ class Connection:
         self._write(data)
 
 
-def _said(error: Exception) -> str:
-    """An error in words, without the number of its kind."""
+def stamp(told: list[tuple[int, int, bytes]], offset: int) -> int:
+    """When the last of the bytes arrived, monotonic nanoseconds; 0: the kernel did not say."""
+    for _, kind, value in told:
+        if kind == STAMP:
+            seconds, rest = _TIMESPEC(value)
+            return seconds * 1_000_000_000 + rest - offset
+    return 0
+
+
+def said(error: Exception) -> str:
+    """An error in the words of the system; without the port and the address, which differ from run to run."""
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
     return (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import math
 import resource
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ from evalrig.loadgen.schedule import Address, Schedule
 
 LEAD_SECONDS = 0.05
 """From the decision to begin until the block's start: the first call is not late."""
-SPIN_NS = 200_000
+SPIN_NS = 400_000
 """Before a due time, the wait that is burnt: longer than a kernel timer needs to wake a process on a free core."""
 SPARE = 2
 """Idle connections that an open loop begins with. Few: some servers give each a thread."""
@@ -121,8 +121,10 @@ class Driver:
             for _ in range(self._schedule.concurrency or PRIMING):
                 group.create_task(lane(self._pool))
         self._unprimed = tuple(failed)
-        if self._schedule.loop == "open":
-            await self._pool.warm(SPARE)
+        await self._pool.warm(SPARE if self._schedule.loop == "open" else self._first_lanes())
+
+    def _first_lanes(self) -> int:
+        return sum(_opens(self._schedule, lane, 0.0) == 0.0 for lane in range(self._schedule.concurrency))
 
     async def run(self, start: int) -> Driven:
         """All counted calls from `start` on, monotonic nanoseconds."""
@@ -172,30 +174,29 @@ class Driver:
 
     async def _lane(self, lane: int, left: Iterator[int]) -> None:
         while (opens := _opens(self._schedule, lane, max(0.0, (now() - self._start) / _SECOND))) is not None:
-            free = max(now(), self._start + int(opens * _SECOND))
-            await self._alarm.until(min(free, self._last) - SPIN_NS)
+            await self._alarm.until(min(self._start + int(opens * _SECOND), self._last))
             index = next(left, None)
             if index is None:
                 return
-            await self._talk(index, free)
+            await self._talk(index)
 
-    async def _talk(self, index: int, due: int) -> None:
+    async def _talk(self, root: int) -> None:
         """One call and all that come after it, one by one, with the time to think between them."""
-        if not await self._turn(index, due):
-            return
-        one = await self._launch(index, due)
-        self._exchanges.append(one)
-        for follower in self._followers.get(index, ()):
-            await self._talk(follower, max(one.sent.ended + int(self._calls[follower].due * _SECOND), due))
+        left = [(root, now())]
+        while left:
+            index, due = left.pop()
+            if await self._turn(index, due):
+                one = await self._launch(index, due)
+                self._exchanges.append(one)
+                followers = reversed(self._followers.get(index, ()))
+                left += [(each, one.sent.ended + int(self._calls[each].due * _SECOND)) for each in followers]
 
     async def _turn(self, index: int, due: int) -> bool:
-        """Wait until `due`. False: its time lies behind the end of the block; with all that come after it, it is not sent."""
+        """Wait until just before `due`. False: its time lies behind the end of the block; with all that come after it, it is not sent."""
         await self._alarm.until(min(due, self._last) - SPIN_NS)
         if due >= self._last or now() >= self._last:
             self._unsent(index, due)
             return False
-        while now() < due:
-            pass
         return True
 
     def _launch(self, index: int, due: int) -> asyncio.Task[Exchange]:
@@ -236,7 +237,7 @@ def _opens(schedule: Schedule, lane: int, at: float) -> float | None:
 
 
 @contextlib.contextmanager
-def _quiet_memory() -> Iterator[None]:
+def _quiet_memory() -> Generator[None]:
     """No collection of garbage meanwhile: it stops the loop, and what a block leaves is freed by counting."""
     was = gc.isenabled()
     gc.collect()

@@ -64,7 +64,9 @@ def _void(share: float, send_lag: float, first: Sequence[float], moved: float) -
             f"first bytes ({median * 1e3:.3g} ms); something kept the client from its processor"
         )
     if moved > CLOCK_SECONDS:
-        reasons.append(f"the wall clock was set during the block: it moved {moved * 1e3:.3g} ms; hold time steps back while a run goes")
+        reasons.append(
+            f"the wall clock was set during the block: it moved {moved * 1e3:.3g} ms; hold time steps back while a run goes"
+        )
     return reasons
 
 

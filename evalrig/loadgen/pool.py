@@ -10,10 +10,12 @@ import numpy as np
 from evalrig.errors import EngineError
 from evalrig.loadgen.block import Exchange, Sent
 from evalrig.loadgen.clock import now, offset
-from evalrig.loadgen.connection import Answer, Connection, Lost, ask_for_stamps
+from evalrig.loadgen.connection import Answer, Connection, Lost, ask_for_stamps, said
 from evalrig.loadgen.schedule import Address
 from evalrig.loadgen.tls import TlsConnection, greet, trust
 
+WARM_SECONDS = 2.0
+"""For connections that are opened ahead of need."""
 _SECOND = 1_000_000_000
 Place = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
 
@@ -58,20 +60,24 @@ class Pool:
         return cls(address, [(family, place) for family, _, _, _, place in found])
 
     def launch(self, wish: Wish) -> asyncio.Task[Exchange]:
-        """Send now. Where a connection is idle the request leaves before this returns. What fails is told in `Sent.error`."""
+        """Send at the due time, which is now or so near that the wait is burnt. Where a connection is idle the request leaves before
+        this returns. What fails is told in `Sent.error`."""
         loop = asyncio.get_running_loop()
         answer = Answer(loop.create_future())
         request = b"%b%d\r\n\r\n%b" % (self._head, len(wish.body), wish.body)
         connection = self._idle.pop() if self._idle else None
         if connection is not None:
-            connection.begin(answer, request)
+            connection.begin(answer, request, wish.due)
         return loop.create_task(self._carry(wish, answer, request, connection))
 
     async def warm(self, count: int) -> None:
         """Have up to `count` idle connections; what cannot be opened is left to the requests to tell."""
-        with contextlib.suppress(OSError):
-            while len(self._idle) < count:
-                self._idle.append(await self._connect())
+        with contextlib.suppress(OSError):  # a timeout is one
+            async with asyncio.timeout(WARM_SECONDS):
+                while len(self._idle) < count:
+                    self._idle.insert(
+                        0, await self._connect()
+                    )  # used in the order of opening, as a server takes them up
 
     def refill(self) -> None:
         """See to it that the next request finds an idle connection."""
@@ -98,7 +104,7 @@ class Pool:
             async with asyncio.timeout_at(wish.until / _SECOND):
                 if connection is None:
                     connection = await self._connect()
-                    connection.begin(answer, request)
+                    connection.begin(answer, request, wish.due)
                 try:
                     await answer.done
                 except Lost:
@@ -110,9 +116,14 @@ class Pool:
                     connection.begin(answer, request)
                     await answer.done
         except TimeoutError:
-            error = f"no end of the answer {(wish.until - (answer.sent or wish.due)) / _SECOND:.1f} s after it was sent"
+            waited = (wish.until - (answer.sent or wish.due)) / _SECOND
+            error = (
+                f"no end of the answer {waited:.1f} s after it was sent"
+                if answer.sent
+                else f"no connection in {waited:.1f} s"
+            )
         except OSError as failure:
-            error = f"{failure.strerror or failure}"
+            error = said(failure)
         finally:
             if not answer.ended and connection is not None:
                 self._drop(connection)

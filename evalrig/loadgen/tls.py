@@ -5,7 +5,6 @@ import asyncio
 import socket
 import ssl
 
-from evalrig.loadgen.clock import now
 from evalrig.loadgen.connection import READ_BYTES, Answer, Connection, Lost
 
 
@@ -75,8 +74,7 @@ class TlsConnection(Connection):
         if self.session.outgoing.pending:  # an answer to a change of keys
             super()._write(self.session.outgoing.read())
 
-    def begin(self, answer: Answer, request: bytes) -> None:
+    def begin(self, answer: Answer, request: bytes, at: int = 0) -> None:
         """Send `request`, encrypted."""
-        answer.sent = answer.sent or now()
         self.session.object.write(request)
-        super().begin(answer, self.session.outgoing.read())
+        super().begin(answer, self.session.outgoing.read(), at)

@@ -1,0 +1,114 @@
+"""The client's certificate, and how a schedule is dealt out."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from evalrig.loadgen.block import Exchange, Sent
+from evalrig.loadgen.drive import Stop, run_block
+from evalrig.loadgen.health import Effort, certify
+from evalrig.loadgen.schedule import Address, Call, Schedule
+from evalrig.loadgen.sharded import jobs_of, workers_for
+
+MS = 1_000_000
+ADDRESS = Address(host="127.0.0.1", port=1)
+
+
+def exchange(
+    index: int = 0, *, late: int = 0, first: int = 100 * MS, reads: tuple[bytes, ...] = (b"data: 1\n\n",)
+) -> Exchange:
+    return Exchange(
+        sent=Sent(index=index, due=0, sent=late or 1, ended=first, status=200),
+        body=b"".join(reads),
+        ends=np.cumsum([len(read) for read in reads]),
+        at=np.array([first + 20 * MS * i for i in range(len(reads))]),
+        lag=np.array([1000] * len(reads)),
+    )
+
+
+def effort(cpu: float = 0.1, moved: float = 0.0, troubles: tuple[str, ...] = ()) -> Effort:
+    return Effort(seconds=1.0, cpu_seconds=cpu, clock_moved=moved, troubles=troubles)
+
+
+def test_a_client_at_ease_is_trusted():
+    health = certify([exchange(late=1 * MS)], [effort()])
+    assert health.void == ()
+    assert health.kernel
+    assert health.read_lag_p99 == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("late", "made", "said"),
+    [
+        (0, effort(cpu=0.51), "51% of a core, above 50%"),
+        (3 * MS, effort(), "p99 3 ms after they were due, above 2% of the median time to the first bytes (100 ms)"),
+        (0, effort(moved=2e-4), "moved 0.2 ms"),
+        (0, effort(troubles=("priming call 0: HTTP 500",)), "priming call 0"),
+    ],
+)
+def test_each_doubt_voids_the_block_and_says_its_numbers(late: int, made: Effort, said: str):
+    (reason,) = certify([exchange(late=late)], [effort(), made]).void
+    assert said in reason
+
+
+def test_the_busiest_process_counts_and_the_cost_is_of_all():
+    health = certify([exchange(reads=(b"data: 1\n\n", b"data: 2\n\n"))], [effort(cpu=0.1), effort(cpu=0.3)])
+    assert (health.cpu_share, health.workers) == (pytest.approx(0.3), 2)
+    assert health.cpu_per_event == pytest.approx(0.2)
+
+
+def test_reads_of_several_events_are_counted_and_the_end_of_a_stream_is_none():
+    reads = (b"data: 1\n\n", b"data: 2\n\ndata: 3\n\ndata: 4", b"\n\n", b"data: 5\n\ndata: [DONE]\n\n")
+    health = certify([exchange(reads=reads)], [effort(cpu=0.5)])
+    assert health.coalesced == pytest.approx(1 / 4)
+    assert health.cpu_per_event == pytest.approx(0.5 / 5)
+
+
+def test_a_block_in_which_nothing_was_answered_claims_no_kernel_time():
+    nothing = np.empty(0, np.int64)
+    failed = Exchange(
+        sent=Sent(index=0, due=0, sent=0, ended=1, status=0, error="x"), body=b"", ends=nothing, at=nothing, lag=nothing
+    )
+    health = certify([failed], [effort()])
+    assert not health.kernel
+    assert (health.cpu_per_event, health.coalesced) == (0.0, 0.0)
+
+
+def test_one_process_until_twenty_thousand_events_a_second():
+    assert [workers_for(rate) for rate in (0.0, 19_999.0, 20_001.0, 90_000.0)] == [1, 1, 2, 5]
+
+
+def test_conversations_lanes_and_ramps_are_dealt_out_whole():
+    afters = (None, None, None, 0, 1, 3, None)
+    calls = tuple(Call(body=str(i).encode(), after=after) for i, after in enumerate(afters))
+    schedule = Schedule(calls=calls, loop="closed", concurrency=5, ramp=((0.0, 1), (1.0, 5)))
+    first, second = jobs_of(ADDRESS, schedule, 2, Stop())
+    assert (first.indices, second.indices) == ((0, 2, 3, 5), (1, 4, 6))
+    assert [call.after for call in first.schedule.calls] == [None, None, 0, 2]
+    assert [call.after for call in second.schedule.calls] == [None, 0, None]
+    assert (first.schedule.concurrency, second.schedule.concurrency) == (3, 2)
+    assert (first.schedule.ramp, second.schedule.ramp) == (((0.0, 1), (1.0, 3)), ((0.0, 0), (1.0, 2)))
+
+
+def test_more_workers_than_there_is_to_send_are_not_started():
+    assert len(jobs_of(ADDRESS, Schedule(calls=(Call(body=b""),), loop="open"), 4, Stop())) == 1
+    many = Schedule(calls=tuple(Call(body=b"") for _ in range(9)), loop="closed", concurrency=2)
+    jobs = jobs_of(ADDRESS, many, 4, Stop())
+    assert sum(len(job.indices) for job in jobs) == 9
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (Schedule(calls=(), loop="closed"), "at least one lane"),
+        (Schedule(calls=(Call(body=b"", after=0),), loop="open"), "does not stand before it"),
+        (
+            Schedule(calls=(Call(body=b""), Call(body=b"", after=0, primes=True)), loop="open"),
+            "priming calls have no order",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_carried_out_is_refused(schedule: Schedule, said: str):
+    with pytest.raises(ValueError, match=said):
+        asyncio.run(run_block(ADDRESS, schedule))
