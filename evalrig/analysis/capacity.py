@@ -68,7 +68,7 @@ class Knee:
     concurrency: int | None
     """The first at which requests waited, or were put back, in two windows in a row; None: none that was tried."""
     tried: int
-    """The highest that was tried."""
+    """The highest at which the engine told how it fared."""
     kv_binds: bool | None
     """The KV pool is what limits; None: cannot be told."""
     words: str
@@ -111,38 +111,41 @@ def fits(kv_tokens: int, tokens_in: float, tokens_out: float, limit: int = 0) ->
     )
 
 
-def knee(levels: Sequence[Level], room: Fits) -> Knee:
+def knee(levels: Sequence[Level], room: Fits | None = None) -> Knee:
     """The first of `levels` at which requests wait or are put back in two windows in a row, and whether KV is why.
 
     Requests put back for lack of KV memory mean KV. Waiting ones mean KV if the pool was 90 % full; where the engine does
-    not tell, if memory ends before the engine's own limit (`room`) does. ValueError without levels.
+    not tell, if memory ends before the engine's own limit (`room`) does. A level with fewer than two windows tells nothing.
+    ValueError without levels.
     """
     if not levels:
         raise ValueError("`levels`: no concurrency was tried")
     ordered = sorted(levels, key=lambda level: level.concurrency)
-    tried = ordered[-1].concurrency
     told = [level for level in ordered if _told(level.waiting) or _told(level.preemptions)]
     if not told:
         words = "the engine tells neither waiting nor preempted requests: whether KV binds cannot be said"
-        return Knee(concurrency=None, tried=tried, kv_binds=None, words=words)
+        return Knee(concurrency=None, tried=ordered[-1].concurrency, kv_binds=None, words=words)
+    tried = told[-1].concurrency
     at = next((level for level in told if _lasts(level.waiting) or _lasts(level.preemptions)), None)
     if at is None:
-        words = f"KV is not the binding limit here: up to {tried} requests at once none waited, none was put back"
+        words = f"KV is not the binding limit here: up to {tried} requests at once none had to wait for long"
         return Knee(concurrency=None, tried=tried, kv_binds=False, words=words)
     binds, why = _cause(at, room)
-    verdict = {True: "KV is the binding limit here", False: "KV is not the binding limit here: more of it cannot help"}
-    words = (
-        f"{verdict.get(binds, 'whether KV is the binding limit cannot be said')}; at {at.concurrency} requests {why}"
-    )
+    verdict = "whether KV is the binding limit cannot be said"
+    if binds is not None:
+        verdict = f"KV is {'' if binds else 'not '}the binding limit here{'' if binds else ': more of it cannot help'}"
+    words = f"{verdict}; at {at.concurrency} requests {why}"
     return Knee(concurrency=at.concurrency, tried=tried, kv_binds=binds, words=words)
 
 
-def _cause(at: Level, room: Fits) -> tuple[bool | None, str]:
+def _cause(at: Level, room: Fits | None) -> tuple[bool | None, str]:
     if _lasts(at.preemptions):
         return True, "some were put back for lack of KV memory"
     if not math.isnan(at.kv_usage):
         full = at.kv_usage >= FULL
         return full, f"some wait with {100 * at.kv_usage:.0f} % of the KV pool in use"
+    if room is None:
+        return None, "some wait; the engine does not tell what it holds"
     if at.concurrency < min(room.worst, room.limit):
         return False, f"some wait, though memory is enough for {room.worst:.0f} at their longest"
     if room.by_memory:
@@ -153,7 +156,8 @@ def _cause(at: Level, room: Fits) -> tuple[bool | None, str]:
 
 
 def _told(windows: Sequence[float]) -> bool:
-    return any(not math.isnan(value) for value in windows)
+    """In at least two windows."""
+    return sum(not math.isnan(value) for value in windows) >= WINDOWS
 
 
 def _lasts(windows: Sequence[float]) -> bool:

@@ -8,6 +8,7 @@ from evalrig.gate import Pairs
 from evalrig.plan import GatePlan, Plan, SuitePlan
 from evalrig.report.along import steps_view
 from evalrig.report.failing import failing
+from evalrig.report.loaded import load_view
 from evalrig.report.sentences import OWN
 from evalrig.report.shown import Bar, DifferenceRow, Forest, MetricView, SuiteView
 from evalrig.report.words import NOTHING, amount, count, interval, listed, margin_words, minus, p_value, units
@@ -30,15 +31,19 @@ def suites(gathered: Gathered, verdict: Verdict) -> tuple[SuiteView, ...]:
 
 def _suite(gathered: Gathered, verdict: Verdict, suite: SuitePlan) -> SuiteView:
     epochs = f", {suite.epochs} times each" if suite.epochs > 1 else ""
+    unit = "round" if suite.blocks else "sample"
     return SuiteView(
         name=suite.name,
         family=suite.family,
-        size=f"{count(len(suite.samples), 'sample')}{epochs}, {len(suite.again):,} of them repeated for A/A",
+        size=f"{count(len(suite.samples), unit)}{epochs}, {len(suite.again):,} of them repeated for A/A",
         metrics=tuple(
-            _metric(gathered, verdict, suite, metric) for metric in suite.metrics if metric.kind != "distance"
+            _metric(gathered, verdict, suite, metric)
+            for metric in suite.metrics
+            if metric.kind not in ("distance", "ratio")
         ),
         failures=failing(gathered, suite),
         steps=steps_view(gathered, suite),
+        load=load_view(gathered, verdict, suite),
     )
 
 

@@ -36,6 +36,10 @@ def html(page: Page) -> str:
             else []
             for i, suite in enumerate(page.suites)
         ],
+        loads=[
+            [Markup(plots.picture(one, 10 * i + j)) for j, one in enumerate(suite.load.pictures)] if suite.load else []
+            for i, suite in enumerate(page.suites)
+        ],
         positions=[Markup(plots.positions(view, number)) for number, view in enumerate(page.distances)],
     )
 

@@ -66,6 +66,7 @@ def _notes(page: Page, shown: tuple[Card, ...]) -> list[str]:
         if not line.startswith(f"{FLOOR}:")
     ]
     notes += [f"Along the steps, {one.name}: {line}" for one in page.suites if one.steps for line in one.steps.lines]
+    notes += [f"Serving load, {one.name}: {line}" for one in page.suites if one.load for line in one.load.summary]
     notes += [
         f"{group.rule[0].upper()}{group.rule[1:]}: {line.text}"
         for group in page.validity.groups

@@ -14,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from evalrig.report.shown import Bar, Curve, DistanceView, Forest
+from evalrig.report.shown_load import Line, Picture
 from evalrig.report.shown_steps import Fall, SurvivalView
 from evalrig.report.words import short
 
@@ -168,7 +169,51 @@ def _fall(axes: Any, curve: Fall, last: int, colour: str) -> None:
         axes.step(steps, [1.0, *shares, shares[-1] if shares else 1.0], **line)
 
 
-def _legend_columns(curves: Sequence[Curve] | Sequence[Fall]) -> int:
+def picture(view: Picture, number: int) -> str:
+    """Lines in a plane: dots with their intervals, joined or alone, or a count over time; dashed lines are what gates ask for."""
+    prefix = f"load{number}"
+    with _settings(prefix):
+        columns = _legend_columns(view.lines)
+        figure, axes = _figure(6.4, 3.7 + 0.22 * math.ceil(len(view.lines) / columns))
+        candidates = [line.arm for line in view.lines if line.kind == "candidate"]
+        for line in view.lines:
+            at = candidates.index(line.arm) if line.kind == "candidate" else -1
+            colour = {"reference": INK, "noise": QUIET}.get(line.kind, SERIES[at % len(SERIES)])
+            marker = {"reference": "o", "noise": "x"}.get(line.kind, MARKERS[(at + 1) % len(MARKERS)])
+            _line(axes, line, view.style, colour, marker)
+        limit: Any = {"color": LIMIT, "linewidth": 1.4, "linestyle": (0, (5, 3)), "zorder": 1}
+        if view.x_limit is not None:
+            axes.axvline(view.x_limit, **limit)
+        if view.y_limit is not None:
+            axes.axhline(view.y_limit, **limit)
+        if view.style != "points":
+            axes.set_ylim(bottom=0)
+            axes.set_xlim(left=0)
+        axes.set_xlabel(view.x_axis)
+        axes.set_ylabel(view.y_axis)
+        figure.legend(loc="outside upper left", ncols=columns, handletextpad=0.5)
+        return inline(_drawn(figure), prefix, view.title, view.description)
+
+
+def _line(axes: Any, line: Line, style: str, colour: str, marker: str) -> None:
+    across, up = [point.x for point in line.points], [point.y for point in line.points]
+    dashes: Any = (0, (4, 3)) if line.kind == "noise" else "-"
+    if style == "steps":
+        axes.step(across, up, where="post", color=colour, linewidth=1.4, linestyle=dashes, label=_name(line.arm))
+        return
+    for point in line.points:
+        if point.across:
+            axes.plot(point.across, [point.y, point.y], color=colour, linewidth=1.2)
+        if point.up:
+            axes.plot([point.x, point.x], point.up, color=colour, linewidth=1.2)
+        if point.label:
+            place: Any = {"xytext": (5, 5), "textcoords": "offset points", "color": colour, "fontsize": "small"}
+            axes.annotate(point.label, (point.x, point.y), **place)
+    joined: Any = dashes if style == "curve" else "none"
+    axes.plot(across, up, color=colour, marker=marker, linewidth=1.4, linestyle=joined, label=_name(line.arm))
+
+
+def _legend_columns(curves: Sequence[Curve] | Sequence[Fall] | Sequence[Line]) -> int:
     longest = max((len(_name(curve.arm)) for curve in curves), default=1)
     return max(1, min(len(curves), 72 // (longest + 8)))
 

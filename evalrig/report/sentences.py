@@ -13,6 +13,10 @@ OWN: Mapping[str, Metric] = {
     "step_hazard": Metric(name="step errors", kind="distance", units="points per step", scale=100.0),
     "certificate": Metric(name="certificate", kind="distance", units="points", scale=100.0),
     "failure_drift": Metric(name="failures", kind="binary", units="points", scale=100.0),
+    "load_ratio": Metric(name="speed", kind="ratio", units="%", scale=100.0),
+    "saving": Metric(name="saving", kind="ratio", units="%", scale=100.0),
+    "slo": Metric(name="requests outside the SLO", kind="ratio", units="%", scale=100.0),
+    "kv_capacity": Metric(name="KV tokens", kind="ratio", units="%", scale=100.0),
 }
 """Kinds of gates whose margin is not in the units of the metric that they are named with."""
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from evalrig.report.shown_load import LoadView
 from evalrig.report.shown_maps import Certificates, Maps, Row, Table
 from evalrig.report.shown_steps import StepsView
 
@@ -189,6 +190,8 @@ class SuiteView:
     failures: tuple[FailureView, ...]
     steps: StepsView | None
     """Along the steps of its attempts; None: they have none."""
+    load: LoadView | None = None
+    """How it was served; None: it is no load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

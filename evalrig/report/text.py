@@ -33,7 +33,7 @@ def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
     lines = [_table(("candidate", outcome, "grounds"), rows), ""]
     if verdict.rehearsal:
         lines = ["REHEARSAL: a stand-in, a few samples, no verdict", "", *lines]
-    if missing := uncovered(plan):
+    if missing := uncovered(plan, folder):
         lines.append(visible(f"not covered: {missing}"))
     if plan.header.note:
         lines.append(visible(f"note: {plan.header.note}"))
@@ -48,6 +48,13 @@ def ending(folder: RunFolder, verdict: Verdict, stopped: str) -> str:
         for name, one in verdict.candidates.items()
         for check in one.checks
         if (gate.kind, gate.gating, check.gate) == (KIND, False, gate.name) and check.outcome is CheckOutcome.FAILED
+    ]
+    lines += [
+        visible(f"{check.gate}, {name}: {check.reason}")
+        for gate in plan.gates
+        for name, one in verdict.candidates.items()
+        for check in one.checks
+        if gate.gating and not check.gating and check.gate == gate.name
     ]
     if stopped:
         lines.append(visible(f"stopped: {stopped}"))

@@ -1,6 +1,7 @@
 """From a verdict and its evidence to what is shown. All wording and rounding is decided here and in the modules beside it."""
 
 from evalrig.evidence import Gathered
+from evalrig.loads import emulated
 from evalrig.plan import Plan
 from evalrig.proof import Preflight
 from evalrig.records import RunFolder
@@ -69,13 +70,14 @@ def head(folder: RunFolder, plan: Plan, verdict: Verdict) -> Head:
             f"intervals are {level(header.alpha)} intervals. In scores a minus means that the candidate "
             "is worse; a distance says how far, not in which direction."
         ),
-        not_covered=uncovered(plan),
+        not_covered=uncovered(plan, folder),
     )
 
 
-def uncovered(plan: Plan) -> str:
-    """What a reviewer asks about and this run did not measure, or did not judge."""
-    return ", ".join(not_covered(plan))
+def uncovered(plan: Plan, folder: RunFolder | None = None) -> str:
+    """What a reviewer asks about and this run did not measure, or did not judge; `folder`: where a run has begun."""
+    proofs = [folder.preflight(variant.name) for variant in plan.variants] if folder else []
+    return ", ".join(not_covered(plan, emulated(proofs)))
 
 
 def card(folder: RunFolder, plan: Plan, name: str, one: CandidateVerdict) -> Card:
@@ -102,7 +104,11 @@ def _check_row(check: Check, plan: Plan) -> CheckRow:
     shown = limits = margin = NOTHING
     if gate and metric:
         margin = margin_words(gate.margin, metric)
-        if estimate:
+        if estimate and metric.kind == "ratio":  # a level, not a difference
+            shown, limits = significant(estimate.value, 4), NOTHING
+            if estimate.low is not None and estimate.high is not None:
+                limits = f"{significant(estimate.low, 4)} to {significant(estimate.high, 4)}"
+        elif estimate:
             shown, limits = amount(estimate.value, metric), interval(estimate.low, estimate.high, metric)
     elif estimate:
         shown = f"{significant(estimate.value)} {estimate.units}"

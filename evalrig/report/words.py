@@ -122,7 +122,9 @@ def span(low: float, high: float, digits: int = 2) -> str:
 
 
 def margin_words(margin: float, metric: Metric) -> str:
-    """`5 points`, `0.05 nats per token`."""
+    """`5 points`, `0.05 nats per token`, `at least × 1.2`."""
+    if metric.kind == "ratio" and margin <= 0:
+        return f"at least × {short(1 - margin)}"
     return f"{short(metric.scale * margin)} {units(metric)}"
 
 

@@ -81,7 +81,7 @@ def test_what_is_resolved_needs_as_many_rounds_as_there_are():
     for n in (4, 8, 26, 2000):
         effect = resolvable_effect(n, 0.02)
         assert rounds_needed(0.02, effect * 1.001) == pytest.approx(n, abs=max(1, n // 300))
-        assert rounds_needed(0.02, effect * 0.98) > n
+        assert (rounds_needed(0.02, effect * 0.98) or 0) > n
     assert resolvable_effect(1, 0.02) == 1.0
 
 
@@ -192,7 +192,8 @@ def test_a_missing_block_takes_its_partner_with_it(ours, random):
 @pytest.mark.parametrize("box", BOXES)
 @pytest.mark.parametrize("rounds", [8, 20])
 def test_the_reference_against_itself_alarms_in_at_most_7_of_100_studies(box, rounds):
-    assert alarms(studies(11, box, rounds=rounds)) <= 0.07
+    """Five sets of 200 studies: of one set at a true 5 % the share itself wanders by 1.5 points."""
+    assert np.mean([alarms(studies(seed, box, rounds=rounds)) for seed in range(5)]) <= 0.07
 
 
 @pytest.mark.parametrize("box", BOXES)
@@ -203,8 +204,8 @@ def test_one_variant_after_the_other_sees_differences_that_are_not_there(box):
 
 
 def test_an_overhead_of_1_percent_is_found_on_a_quiet_machine():
-    arms = studies(3, "quiet", effect=math.log(0.99))
-    found = [ratio_of(ours, theirs) for ours, theirs in zip(*arms, strict=True)]
+    sets = [studies(seed, "quiet", effect=math.log(0.99)) for seed in range(5)]
+    found = [ratio_of(ours, theirs) for arms in sets for ours, theirs in zip(*arms, strict=True)]
     assert np.mean([ratio.high < 1.0 for ratio in found]) >= 0.99
     assert np.mean([ratio.p_go <= 0.05 for ratio in found]) <= 0.07  # it is the margin itself: a pass is an error
 
@@ -283,3 +284,31 @@ def test_without_a_a_rounds_the_noise_floor_is_not_known():
         1.0,
         "nothing can be claimed: 1 round: no interval",
     )
+
+
+def test_rounds_of_one_start_count_as_one():
+    """Each start draws its own speed: taken one by one, rounds on few starts find differences that are not there."""
+    rng = np.random.default_rng(12)
+    start = np.repeat([3, 1, 2], 3)
+    alone = together = 0
+    for _ in range(300):
+        ours = np.ones(9)
+        theirs = np.exp(np.repeat(rng.normal(size=3) * 0.01, 3) + rng.normal(size=9) * 0.003)
+        alone += ratio_of(ours, theirs).differs
+        found = ratio_of(ours, theirs, start=start)
+        together += found.differs
+        assert found.n == 3
+    assert alone >= 0.25 * 300  # nominal: 10 %
+    assert together <= 0.15 * 300
+    theirs = np.exp([0.1, 0.3, 0.5, math.nan])
+    assert ratio_of(np.ones(4), theirs, start=["b", "b", "a", "a"]).value == pytest.approx(math.exp((0.2 + 0.5) / 2))
+    with pytest.raises(ValueError, match="start"):
+        ratio_of(np.ones(4), theirs, start=[0, 1])
+
+
+def test_rounding_is_no_difference():
+    ours = np.array([0.1, 0.2, 0.3])
+    found = ratio_of(ours, ours * 3 / 3 * (1 + 2e-16))
+    assert found.method.startswith("identical in all 3 rounds")
+    assert not found.differs
+    assert not beside_floor(ours, ours * (1 + 3e-16), ours).resolved

@@ -1,0 +1,157 @@
+"""What a suite of load says in sentences: what is held, whether that is what limits, what it costs, and by whose clock."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from evalrig.analysis.capacity import Fits, Level, capacity_ratio, knee
+from evalrig.analysis.cost import saved
+from evalrig.analysis.iso_slo import curve, iso_ratio
+from evalrig.analysis.load_floor import beside_floor
+from evalrig.evidence import Gathered
+from evalrig.likeness import BITS
+from evalrig.loads import Floats, Load, level_of
+from evalrig.plan import SuitePlan
+from evalrig.report.words import percent, significant
+from evalrig.types import AGAIN, REFERENCE, Capacity
+
+COSTS = ("usd_per_million_output", "usd_per_million_input")
+UNKNOWN = Fits(limit=math.inf, worst=0.0, expected=math.inf)
+"""Nothing is known of the requests' lengths here: only the engine's own numbers tell why requests wait."""
+
+
+def sentences(gathered: Gathered, suite: SuitePlan, loads: Mapping[str, Load], alpha: float) -> Iterator[str]:
+    """Candidate by candidate, the reference first where it has something of its own."""
+    first = next(iter(loads.values()))
+    yield from _knee(REFERENCE, first)
+    for name, load in loads.items():
+        yield from _capacity(gathered, name, load)
+        yield from _knee(name, load)
+        yield from _saturated(name, load)
+        yield from _cost(name, load, alpha)
+        yield from _iso(name, load, alpha)
+    yield from _client(loads)
+
+
+def _capacity(gathered: Gathered, name: str, load: Load) -> Iterator[str]:
+    found = capacity_ratio(
+        load.capacity.get(REFERENCE, Capacity()), load.capacity.get(name, Capacity()), promised(gathered, name)
+    )
+    yield f"{name} holds: {found.words}."
+
+
+def promised(gathered: Gathered, name: str) -> float:
+    """Bytes of a token of KV cache that the formats promise, reference over candidate; NaN: not known."""
+    proofs = [gathered.folder.preflight(arm) for arm in (REFERENCE, name)]
+    bits = [BITS.get(proof.fingerprint.kv_cache, 0.0) if proof else 0.0 for proof in proofs]
+    return bits[0] / bits[1] if all(bits) else math.nan
+
+
+def _knee(name: str, load: Load) -> Iterator[str]:
+    """Whether KV limits, from what the engine told of itself at each concurrency."""
+    told = load.told.get(name, {})
+    nothing = np.full(len(load.names), math.nan)
+    waiting, put_back, usage, lanes = (
+        told.get(score, nothing) for score in ("waiting_most", "preemptions", "kv_usage_most", "concurrency")
+    )
+    if not np.isfinite(waiting).any() and not np.isfinite(put_back).any():
+        return
+    levels: list[Level] = []
+    for at in sorted({level_of(one) for one in load.names}):
+        here = np.array([level_of(one) == at for one in load.names]) & np.isfinite(lanes)
+        if here.any():
+            levels.append(
+                Level(
+                    concurrency=round(float(np.median(lanes[here]))),
+                    waiting=waiting[here].tolist(),
+                    preemptions=put_back[here].tolist(),
+                    kv_usage=float(np.nanmax(usage[here])) if np.isfinite(usage[here]).any() else math.nan,
+                )
+            )
+    if not levels:
+        return
+    found = knee(levels, UNKNOWN)
+    if found.kv_binds is None:
+        yield f"{name}: requests wait, and whether KV is the binding limit cannot be said: the engine does not tell how full it is."
+    else:
+        yield f"{name}: {found.words}."
+
+
+def _saturated(name: str, load: Load) -> Iterator[str]:
+    """Latencies of a queue that only grows are those of the block's length."""
+    for arm in (REFERENCE, name):
+        told = load.told.get(arm, {}).get("over_saturated")
+        over = int(np.nansum(told)) if told is not None else 0
+        if over:
+            yield f"{arm}: over-saturated in {over} rounds: requests pile up, and latencies there grow with the block's length."
+
+
+def _cost(name: str, load: Load, alpha: float) -> Iterator[str]:
+    for metric in COSTS:
+        if (rounds := load.rounds.get(metric)) is None:
+            continue
+        costs = beside_floor(rounds.reference, rounds.candidate, rounds.again, 0.0, alpha, less=True).ratio
+        if not costs.n:
+            continue
+        both = np.isfinite(rounds.reference) & np.isfinite(rounds.candidate)
+        ours, theirs = (significant(float(np.median(arm[both]))) for arm in (rounds.reference, rounds.candidate))
+        found = saved(costs)
+        shown = f"{percent(found.low)} to {percent(found.high)}" if costs.interval else "no interval"
+        yield f"{name}: {metric} {theirs} USD, the reference {ours}: {percent(found.value)} saved ({shown})."
+
+
+def _iso(name: str, load: Load, alpha: float) -> Iterator[str]:
+    """Tokens per GPU where both give a user the same speed; only with several concurrencies."""
+    levels = sorted({level_of(one) for one in load.names})
+    user, gpu = load.rounds.get("tokens_per_user"), load.rounds.get("tokens_per_gpu")
+    if len(levels) < 2 or user is None or gpu is None:
+        return
+    place = {one: at for at, one in enumerate(load.names)}
+    kept = sorted({one.removeprefix(level_of(one)) for one in load.names})
+    grid = [[place.get(f"{at}{rest}", -1) for at in levels] for rest in kept]
+    ours, theirs = (
+        curve(_laid(one, grid), _laid(other, grid))
+        for one, other in ((user.reference, gpu.reference), (user.candidate, gpu.candidate))
+    )
+    found, why = iso_ratio(ours, theirs, alpha=alpha)
+    if found is None:
+        yield f"{name}: no ratio at equal speed for each user: {why}."
+        return
+    shown = (
+        f"{significant(found.ratio.low, 4)} to {significant(found.ratio.high, 4)}"
+        if found.ratio.interval
+        else "no interval"
+    )
+    yield (
+        f"{name}: at {significant(found.at)} tokens per second for each user, tokens per second and GPU × "
+        f"{significant(found.ratio.value, 4)} ({shown})."
+    )
+
+
+def _laid(values: Floats, grid: list[list[int]]) -> Floats:
+    """[rounds, concurrencies]; NaN where there was no such block."""
+    return np.array([[values[at] if at >= 0 else math.nan for at in row] for row in grid])
+
+
+def _client(loads: Mapping[str, Load]) -> Iterator[str]:
+    """Is the load client innocent? Of all arms together, the worst block."""
+    first = next(iter(loads.values()))
+    arms = [first.told.get(arm, {}) for arm in (REFERENCE, AGAIN)]
+    arms += [load.told.get(name, {}) for name, load in loads.items()]
+
+    def worst(score: str, least: bool = False) -> float | None:
+        found = np.concatenate([arm.get(score, np.zeros(0)) for arm in arms])
+        known = found[np.isfinite(found)]
+        return float(known.min() if least else known.max()) if known.size else None
+
+    exact, busy, late = worst("exact", least=True), worst("cpu_share"), worst("send_lag_p99")
+    parts = [
+        f"at least {percent(exact)} of the tokens of each block have an exact time of arrival"
+        if exact is not None
+        else "",
+        f"its busiest process took at most {percent(busy)} of a processor" if busy is not None else "",
+        f"99 % of requests left within {significant(1000 * late)} ms of when they were due" if late is not None else "",
+    ]
+    if any(parts):
+        yield f"The load client: {'; '.join(filter(None, parts))}."
