@@ -25,6 +25,10 @@ class Parallel:
     dp: int | None = None
     pp: int | None = None
 
+    def gpus(self, shared: bool = False) -> int:
+        """Of one server. `shared`: its replicas share them, as with SGLang's DP attention."""
+        return self.tp * (self.pp or 1) * (1 if shared else self.dp or 1)
+
 
 @dataclass(kw_only=True)
 class Parsers:

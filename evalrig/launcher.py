@@ -7,15 +7,17 @@ import asyncio
 import re
 from abc import abstractmethod
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from evalrig import checkpoint
 from evalrig.checkpoint import Checkpoint, CheckpointError
 from evalrig.engine import Engine, Launch
 from evalrig.errors import EngineError, UsageError
-from evalrig.gpus import wait_until_free
+from evalrig.gpus import memory_in_use, wait_until_free
+from evalrig.loadgen.target import Gauges
 from evalrig.programs import Program, known_flags, refuse_secrets
 from evalrig.started import POLL, Command, Reached, Server, Started
 from evalrig.types import Variant
@@ -23,6 +25,13 @@ from evalrig.types import Variant
 T = TypeVar("T")
 SETTLE = 8.0
 """Seconds that a dying engine may take until its process is gone: SGLang needs 6."""
+
+
+class Loaded(Reached, Protocol):
+    """One server, or all of an engine that has several, as they are read under load."""
+
+    async def flush(self) -> bool: ...
+    async def gauges(self) -> Gauges | None: ...
 
 
 class Launched(Engine):
@@ -74,8 +83,8 @@ class Launched(Engine):
         """The client for a server at this address, remembered."""
 
     @abstractmethod
-    def server(self) -> Reached | None:
-        """Whom to ask whether it still answers; None before the start."""
+    def server(self) -> Loaded | None:
+        """Whom to ask whether it still answers, and how it is loaded; None before the start."""
 
     @abstractmethod
     async def settle(self) -> None:
@@ -146,6 +155,16 @@ class Launched(Engine):
     def alive(self) -> bool:
         """See `Engine.alive`; of several, all."""
         return bool(self._parts) and all(part.alive() for part in self._parts) and not self._gone
+
+    async def flush(self) -> bool:
+        """See `Engine.flush`; of several servers, all."""
+        return (server := self.server()) is not None and await server.flush()
+
+    async def gauges(self) -> Gauges | None:
+        """See `Engine.gauges`; of several servers together."""
+        server = self.server()
+        found = None if server is None else await server.gauges()
+        return found and replace(found, gpu_bytes=await asyncio.to_thread(memory_in_use, self.options.program.env))
 
     def log(self) -> str:
         """What this start has written so far."""

@@ -24,6 +24,15 @@ from evalrig.serving import phases_of
 from evalrig.types import Completion, Message, Tool
 from evalrig.wire import Wire, characters
 
+KV_NAMES: Mapping[str, str] = {
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "float32": "f32",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+}
+"""Dtype of the KV cache in its words -> ours."""
 _STAGE = "sglang:per_stage_req_latency_seconds"
 PHASES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "queue": ("sglang:queue_time_seconds", {}),

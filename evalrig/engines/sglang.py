@@ -3,7 +3,6 @@
 Facts behind the choices: docs/engines.md.
 """
 
-import asyncio
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +13,9 @@ from typing import Any, ClassVar
 from evalrig import chat_wire
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError
-from evalrig.gpus import memory_in_use
 from evalrig.launch_options import FORMATS, PARSERS, Parallel, Parsers, WeightsAndKv, refuse_auto
-from evalrig.launcher import Launched, flags, redacted
-from evalrig.loadgen.target import Gauges, Serving
+from evalrig.launcher import Launched, Loaded, flags, redacted
+from evalrig.loadgen.target import Serving
 from evalrig.programs import Program
 from evalrig.proof import Inventory
 from evalrig.serving import streamed
@@ -32,21 +30,13 @@ from evalrig.sglang_pd import (
     roles,
     without_ports,
 )
-from evalrig.sglang_wire import Client
-from evalrig.started import Command, Reached, StartError, log_of
+from evalrig.sglang_wire import KV_NAMES, Client
+from evalrig.started import Command, StartError, log_of
 from evalrig.troubles import SGLANG, SGLANG_WORKS
 from evalrig.types import SPLIT, Capacity, Completion, Fingerprint, Message, Tool, Variant
 
 KV_LINE = re.compile(r"KV [Cc]ache (?:is )?allocated\. dtype: (?:torch\.)?(\w+)")
 """The last one counts: with sizing after capture the first is an upper bound."""
-KV_NAMES: Mapping[str, str] = {
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-    "float16": "fp16",
-    "float32": "f32",
-    "float8_e4m3fn": "fp8_e4m3",
-    "float8_e5m2": "fp8_e5m2",
-}
 ONLINE: Mapping[str, str] = {
     "fp8": "fp8",
     "nvfp4_online": "nvfp4",
@@ -226,7 +216,7 @@ class Sglang(Launched):
         if not self.options.pd.prefill:
             yield from super().commands()
             return
-        self._split = split = Split(self, self.options.pd, self._gpus_each(), self._allocated)
+        self._split = split = Split(self, self.options.pd, self._gpus, self._allocated)
         yield from split.commands()
         self._client, self._info = split.router, split.info
         self._chats = chat_wire.Client(split.router, chat_wire.SGLANG)
@@ -259,7 +249,7 @@ class Sglang(Launched):
         self._chats = chat_wire.Client(self._client, chat_wire.SGLANG)
         return self._client
 
-    def server(self) -> Reached | None:
+    def server(self) -> Loaded | None:
         """See `Launched.server`; of a split, every server of it."""
         return self._split or self._client
 
@@ -359,26 +349,15 @@ class Sglang(Launched):
 
     async def serving(self) -> Serving:
         """See `Engine.serving`; of a split, its router."""
-        model, gpus = str(self._info.get("served_model_name") or "default"), self._gpus_each()
+        model = str(self._info.get("served_model_name") or "default")
         if self._split:
             await self._split.check_load(model)
-            gpus *= len(self._split.halves)
-        return streamed(self.client, model, gpus, flushes=True)
+        servers = len(self._split.halves) if self._split else 1
+        return streamed(self.client, model, self._gpus * servers, flushes=True)
 
-    async def flush(self) -> bool:
-        """See `Engine.flush`; of a split, every server of it."""
-        return await (self._split or self.client).flush()
-
-    async def gauges(self) -> Gauges | None:
-        """See `Engine.gauges`; of a split, of all its servers together."""
-        found = await (self._split or self.client).gauges()
-        return found and replace(found, gpu_bytes=await asyncio.to_thread(memory_in_use, self.options.program.env))
-
-    def _gpus_each(self) -> int:
-        """Of one server. With DP attention the replicas share their GPUs."""
-        o = self.options.parallel
-        replicas = 1 if "--enable-dp-attention" in self.options.extra else (o.dp or 1)
-        return o.tp * (o.pp or 1) * replicas
+    @property
+    def _gpus(self) -> int:
+        return self.options.parallel.gpus("--enable-dp-attention" in self.options.extra)
 
     def _scores_prompts(self) -> None:
         if self._split:

@@ -3,7 +3,6 @@
 Scoring is one prefill: vLLM does not use its prefix cache for prompt logprobs. See docs/engines.md.
 """
 
-import asyncio
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,9 @@ from typing import ClassVar
 from evalrig import chat_wire
 from evalrig.engine import Capabilities, Chat, Launch, Sampling, Scoring
 from evalrig.errors import EngineError
-from evalrig.gpus import memory_in_use
 from evalrig.launch_options import FORMATS, PARSERS, Parallel, Parsers, WeightsAndKv, refuse_auto
 from evalrig.launcher import Launched, flags, redacted
-from evalrig.loadgen.target import Gauges, Serving
+from evalrig.loadgen.target import Serving
 from evalrig.programs import Program
 from evalrig.proof import Inventory
 from evalrig.serving import streamed
@@ -243,19 +241,8 @@ class Vllm(Launched):
 
     async def serving(self) -> Serving:
         """See `Engine.serving`. Its prefix cache is emptied where VLLM_SERVER_DEV_MODE=1 opens the route for that."""
-        o = self.options.parallel
-        gpus = o.tp * (o.pp or 1) * (o.dp or 1)
         flushes = {**os.environ, **self.options.program.env}.get("VLLM_SERVER_DEV_MODE") == "1"
-        return streamed(self.client, self.client.model, gpus, flushes)
-
-    async def flush(self) -> bool:
-        """See `Engine.flush`."""
-        return await self.client.flush()
-
-    async def gauges(self) -> Gauges | None:
-        """See `Engine.gauges`."""
-        found = await self.client.gauges()
-        return found and replace(found, gpu_bytes=await asyncio.to_thread(memory_in_use, self.options.program.env))
+        return streamed(self.client, self.client.model, self.options.parallel.gpus(), flushes)
 
     def _numerics(self) -> dict[str, str]:
         """From the configuration that the engine logs at its start."""

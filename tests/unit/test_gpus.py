@@ -1,6 +1,7 @@
 """Waiting for the GPUs' memory, on a stand-in for `nvidia-ml-py`: bounded, of the visible ones alone, silent where nothing is told."""
 
 import asyncio
+import math
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -97,3 +98,17 @@ def test_a_gpu_that_does_not_tell_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("nvml", [None, Nvml([90], driver=False)])
 def test_without_the_package_or_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch, nvml: Nvml | None) -> None:
     assert waited(monkeypatch, nvml) == []
+
+
+def test_memory_in_use_is_of_the_visible_gpus_that_tell_and_unknown_is_not_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def held(nvml: Nvml | None, **env: str) -> float:
+        waited(monkeypatch, nvml)
+        return gpus.memory_in_use(env)
+
+    assert held(Nvml([90, None, 7, 0])) == 97
+    assert held(Nvml([90, None, 7, 0]), CUDA_VISIBLE_DEVICES="2,3") == 7
+    assert math.isnan(held(None))
+    assert math.isnan(held(Nvml([None])))
+    assert math.isnan(held(Nvml([90], driver=False)))
