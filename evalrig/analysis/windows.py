@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -51,7 +52,7 @@ def in_flight(requests: Requests) -> Flight:
     times = np.concatenate([requests.sent[there], requests.last[there]])
     steps = np.concatenate([np.ones(there.sum()), -np.ones(there.sum())])
     at, place = np.unique(times, return_inverse=True)
-    return Flight(at=at, count=np.cumsum(np.bincount(place, steps, len(at))) if len(at) else at)
+    return Flight(at=at, count=np.asarray(np.cumsum(np.bincount(place, steps, len(at))), float))
 
 
 def steady(requests: Requests, share: float = STEADY) -> Window | None:
@@ -135,7 +136,7 @@ def over_saturated(requests: Requests, window: Window | None, alpha: float = 0.0
     flight = in_flight(requests)
     edges = np.linspace(window.start, window.end, BINS + 1)
     means = np.array([flight.mean(a, b) for a, b in pairwise(edges)])
-    line = stats.linregress(np.linspace(0, 1, BINS), means)
+    line: Any = stats.linregress(np.linspace(0, 1, BINS), means)
     if line.stderr == 0:
         return bool(line.slope > 1)
     return bool(line.slope > 1 and line.slope / line.stderr > stats.t.ppf(1 - alpha, BINS - 2))

@@ -93,7 +93,7 @@ def _row(exchange: Exchange, start: int) -> _Row:
         heard=said,
         due=(sent.due - start) * _NS,
         sent=(sent.sent - start) * _NS if sent.sent else float("nan"),
-        at=(parts.at[said.content] - start) * _NS,
+        at=np.asarray((parts.at[said.content] - start) * _NS, float),
         exact=parts.exact[said.content],
         tokens=spread(said.generated, said.tokens),
     )

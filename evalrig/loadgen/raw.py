@@ -5,7 +5,7 @@ themselves. Headers are not part of a block, so that no key can be in a file.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -176,7 +176,7 @@ def _settle(folder: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Mapping[str, str], Iterator[Any]]]:
+def _opened(path: Path) -> Generator[tuple[Mapping[str, str], Iterator[Any]], None, None]:
     import pyarrow as pa
 
     try:

@@ -74,7 +74,7 @@ def stream(exchange: Exchange) -> Stream | None:
     if not any(kind[0] for kind in kinds):
         return None
     flags = np.array(kinds, bool)
-    seen = (parts.at + parts.lag)[: len(kinds)] * 1e-9
+    seen = np.asarray((parts.at + parts.lag)[: len(kinds)] * 1e-9, float)
     return Stream(
         sent=exchange.sent.sent * 1e-9,
         at=seen,

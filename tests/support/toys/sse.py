@@ -49,9 +49,14 @@ def usage(tokens: int, prompt: int = 7, cached: int | None = None) -> bytes:
 
 
 def exchange(
-    reads: Sequence[tuple[float, bytes]], index: int = 0, due: float = 0.0, sent: float | None = None, **more: Any
+    reads: Sequence[tuple[float, bytes]],
+    index: int = 0,
+    due: float = 0.0,
+    sent: float | None = None,
+    status: int = 200,
+    error: str = "",
 ) -> Exchange:
-    """Reads are (milliseconds, bytes); due and sent too. `more`: status, error."""
+    """Reads are (milliseconds, bytes); due and sent too."""
     sizes = [len(piece) for _, piece in reads]
     at = np.array([round(ms * MS) for ms, _ in reads], np.int64)
     left = due if sent is None else sent
@@ -62,7 +67,8 @@ def exchange(
             due=round(due * MS),
             sent=round(left * MS) + (left == 0),
             ended=ended,
-            **{"status": 200, **more},
+            status=status,
+            error=error,
         ),
         body=b"".join(piece for _, piece in reads),
         ends=np.cumsum(np.array(sizes, np.int64)),

@@ -1,6 +1,7 @@
 """A block goes to disk and comes back as it was, or says why not."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,8 +52,8 @@ def same(one: Block, other: Block) -> bool:
 
 
 def tables(served: Served) -> list[object]:
-    columns = [getattr(part, name) for part in (served.requests, served.events) for name in part.__slots__]
-    return [repr(c.tolist()) if isinstance(c, np.ndarray) else c for c in columns] + [served.seconds]
+    columns: list[Any] = [getattr(part, name) for part in (served.requests, served.events) for name in part.__slots__]
+    return [*(repr(c.tolist()) if isinstance(c, np.ndarray) else c for c in columns), served.seconds]
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
