@@ -24,7 +24,7 @@ from evalrig.types import Sample, State, Variant
 
 
 def suite(**options: Any) -> Load:
-    small = {"requests": 12, "input_tokens": 32, "output_tokens": 8, "concurrency": [2], **options}
+    small: dict[str, Any] = {"requests": 12, "input_tokens": 32, "output_tokens": 8, "concurrency": [2], **options}
     return Load("load", LoadOptions(**small))
 
 
