@@ -20,7 +20,8 @@ HISTORIES = ((tuple(range(40)), tuple(range(80))), (tuple(range(30)), tuple(rang
 
 
 def wish(workload: str = "random", **more: Any) -> Wish:
-    return Wish(**{"workload": workload, "count": 12, "input_tokens": 64, "output_tokens": 16, **more})
+    given: dict[str, Any] = {"workload": workload, "count": 12, "input_tokens": 64, "output_tokens": 16, **more}
+    return Wish(**given)
 
 
 def rows(tmp_path: Path, *lines: dict[str, Any]) -> Path:
