@@ -180,6 +180,9 @@ def _suite(name: str, config: RunConfig) -> Suite:
     chosen = config.suites[name]
     kind = find("suites", chosen.kind, Suite, f"suites.{name}.kind")
     suite = make(kind, name, options(chosen.options, kind.Options, f"suites.{name}.options"))
+    suite.seed = config.seed
+    if suite.blocks and chosen.epochs != 1:
+        raise UsageError(f"suites.{name}.epochs: {chosen.epochs}; load is repeated by rounds, set epochs to 1")
     most = max((metric.k for metric in suite.metrics), default=1)
     if most > chosen.epochs:
         raise UsageError(
@@ -239,6 +242,7 @@ def _refuse_beyond(name: str, needs: Capabilities, has: Capabilities, engine: st
             (needs.tools and not has.tools, "tool calls"),
             (needs.cached_prefix and not has.cached_prefix, "scoring over a cached prefix"),
             (needs.tool_prompts and not has.tool_prompts, "token ids of conversations with tools"),
+            (needs.load and not has.load, "a route for load"),
             (
                 has.decode_logprobs != -1 and not 0 <= needs.decode_logprobs <= has.decode_logprobs,
                 f"top-{needs.decode_logprobs} lists of generated tokens",

@@ -1,4 +1,4 @@
-"""Files attempts into the run folder: token logprobs first, the record last, so that what is recorded is whole."""
+"""Files attempts into the run folder: token logprobs and blocks first, the record last, so that what is recorded is whole."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from evalrig.plan import Cell, Plan
 from evalrig.progress import Progress
 from evalrig.records import AUDIT, ROWS, RunFolder
 from evalrig.runner import Answered, Ended, Filing, Paper
-from evalrig.suite import Attempt
+from evalrig.suite import Attempt, LoadAttempt
 from evalrig.types import Event, Record, Trace
 
 
@@ -26,6 +26,8 @@ class Files(Filing):
         ended = [paper for paper in papers if isinstance(paper, Ended)]
         for paper in ended:
             self._write_tokens(paper.record, paper.attempt)
+            if isinstance(paper.attempt, LoadAttempt):
+                self._write_block(paper.record, paper.attempt)
         self.folder.sync_tokens()
         self.folder.append(*(paper.record for paper in ended))
         answered = [paper for paper in papers if isinstance(paper, Answered)]
@@ -43,6 +45,13 @@ class Files(Filing):
         if (rows := attempt.audit) is not None:
             columns = {"token": rows.token_ids, "vocabulary": _in_order(rows)}
             self.folder.append_tokens(record, AUDIT, columns, sync=False)
+
+    def _write_block(self, record: Record, attempt: LoadAttempt) -> None:
+        from evalrig.loadgen.raw import write_block
+
+        path = self.folder.load_path(record.variant, record.suite, record.sample)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_block(path, attempt.block, attempt.served)
 
     def failure(self, variant: str, reason: str) -> None:
         """See `Filing.failure`."""

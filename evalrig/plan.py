@@ -229,7 +229,7 @@ def _suite_plan(config: RunConfig, name: str, fact: SuiteFacts) -> SuitePlan:
 
 
 def _cells(variants: Sequence[Variant], suites: Sequence[SuitePlan]) -> list[Cell]:
-    """Traces, then variant by variant, `reference_again` as far from the first reference run as can be; then rescorings."""
+    """Traces, then variant by variant, `reference_again` as far from the first reference run as can be; rescorings; load."""
     order = sorted(variants, key=lambda variant: ("reference", "candidate", "again").index(variant.role))
     cells = [
         Cell(variant=REFERENCE, suite=suite.name, epoch=epoch, stage="trace", samples=suite.samples)
@@ -238,7 +238,7 @@ def _cells(variants: Sequence[Variant], suites: Sequence[SuitePlan]) -> list[Cel
         for epoch in range(suite.epochs)
     ]
     for variant in order:
-        for suite in suites:
+        for suite in (suite for suite in suites if not suite.blocks):
             ids = suite.again if variant.role == "again" else suite.samples
             cells += [
                 Cell(variant=variant.name, suite=suite.name, epoch=epoch, stage="attempt", samples=ids)
@@ -249,4 +249,20 @@ def _cells(variants: Sequence[Variant], suites: Sequence[SuitePlan]) -> list[Cel
     for cell in rescored:
         if cell.suite in names:
             cells.append(replace(cell, variant=REFERENCE, stage="rescore", of=cell.variant))
-    return cells
+    return [*cells, *_blocks(order, suites)]
+
+
+def _blocks(variants: Sequence[Variant], suites: Sequence[SuitePlan]) -> list[Cell]:
+    """Rounds of load, suite by suite: nothing else may run meanwhile, so they come last."""
+    return [
+        Cell(
+            variant=variant.name,
+            suite=suite.name,
+            epoch=0,
+            stage="block",
+            samples=suite.again if variant.role == "again" else suite.samples,
+        )
+        for suite in suites
+        if suite.blocks
+        for variant in variants
+    ]

@@ -2,6 +2,7 @@
 
 run.yaml  plan.json  environment.json  samples/<suite>.jsonl  traces/<suite>.jsonl
 variants/<variant>/  preflight.json  engine.log  events.jsonl  records/<suite>.jsonl  tokens/<suite>/<kind>.arrows
+                     load/<suite>/<round>.*
 verdict.json  report.html  junit.xml  summary.md
 """
 
@@ -253,6 +254,10 @@ class RunFolder:
                 f"{path.parent}: one Parquet file an attempt, as an older evalrig filed them; use the one that wrote it"
             )
         return TokenFile(path)
+
+    def load_path(self, variant: str, suite: str, round: str) -> Path:
+        """Where a block of load is: the round's name, to which each of its files adds an ending (`loadgen/raw.py`)."""
+        return self.variant_path(variant) / "load" / suite / round
 
     def variant_path(self, variant: str) -> Path:
         """The folder of one variant."""

@@ -74,13 +74,20 @@ def _cut(config: RunConfig, name: str, suite: Suite, whole: int) -> tuple[SuiteC
     """A suite with few samples and short answers; every other option as it is."""
     own = config.suites[name]
     samples, drawn = min(config.rehearsal.samples, whole), max((metric.k for metric in suite.metrics), default=1)
+    samples = 1 if suite.blocks else samples  # every round is a block of each variant
     epochs = min(own.epochs, max(EPOCHS, drawn))
-    shorter = {key: most for key, most in suite.brief.items() if getattr(suite.options, key) > most}
+    briefly = {key: _at_most(getattr(suite.options, key), most) for key, most in suite.brief.items()}
+    shorter = {key: short for key, short in briefly.items() if short != getattr(suite.options, key)}
     words = [f"{samples} of {whole} samples", *(f"{key} {most}" for key, most in shorter.items())]
     if epochs < own.epochs:
         words.append(f"{epochs} of {own.epochs} epochs")
     cut = replace(own, samples=samples, epochs=epochs, options={**own.options, **shorter})
     return cut, f"suites.{name}: {', '.join(words)}"
+
+
+def _at_most(value: Any, most: int) -> Any:
+    """A number, or each in a list."""
+    return sorted({min(each, most) for each in value}) if isinstance(value, list) else min(value, most)
 
 
 def _on_refengine(config: RunConfig, rig: Rig) -> tuple[RunConfig, list[str]]:

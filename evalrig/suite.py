@@ -81,8 +81,10 @@ class Suite(ABC):
     blocks: bool = False
     """True: an attempt is a block of load (`LoadAttempt`). A sample is a round, in which every variant runs the same schedule,
     one after the other in random order, with nothing else on the machine."""
+    seed: int = 0
+    """The run's, given before anything else is asked of it."""
     brief: ClassVar[Mapping[str, int]] = {}
-    """Largest values that numeric options take in a rehearsal, where one attempt is long work."""
+    """Largest values that numeric options, or those in a list, take in a rehearsal, where one attempt is long work."""
     content: tuple[str, ...] = ()
     """Fetched data it reads, by card name; none where the options name the user's own file."""
     sources: tuple[str, ...] = ()

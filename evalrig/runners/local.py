@@ -16,6 +16,7 @@ from evalrig.ask import own_seed
 from evalrig.engine import Engine
 from evalrig.errors import EngineError
 from evalrig.plan import Cell
+from evalrig.rounds import Places, Rounds
 from evalrig.runner import Answered, Desk, Ended, Paper, Runner, Work, settled
 from evalrig.suite import Attempt, sound
 from evalrig.types import AGAIN, NO_ANSWER, REFERENCE, Provenance, Record, Sample, State, Trace, Trajectory, Variant
@@ -34,14 +35,16 @@ class Board:
     def __init__(self, work: Work, join_above: int) -> None:
         self.work = work
         self.join_above = join_above
-        self.left = {cell: deque(samples) for cell, samples in work.pending.items()}
-        self.open = {cell: len(samples) for cell, samples in work.pending.items()}
+        pending = {cell: samples for cell, samples in work.pending.items() if cell.stage != "block"}
+        self.left = {cell: deque(samples) for cell, samples in pending.items()}
+        self.open = {cell: len(samples) for cell, samples in pending.items()}
         self.holders: dict[int, str] = {}
         """Slot -> the variant whose engine it keeps running."""
         self.busy: set[int] = set()
         # a resumed run may hold all of the reference's attempts: it was proved when it made them
-        owes = any(cell.variant == REFERENCE and cell.stage != "rescore" for cell in work.pending)
-        self.proved = set() if owes else {REFERENCE}
+        owes = any(cell.variant == REFERENCE and cell.stage != "rescore" for cell in pending)
+        asked = any(cell.stage != "block" for cell in work.plan.cells)
+        self.proved = {REFERENCE} if asked and not owes else set()
         self.refused: set[str] = set()
         self.retired: set[tuple[int, str]] = set()
         """(slot, variant): this slot could not run it, while another slot does."""
@@ -134,6 +137,8 @@ class Local(Runner):
                     group.create_task(self._slot(slot, board))
         except ExceptionGroup as errors:
             raise _first(errors) from None
+        places = Places(tails=board.tails, proved=board.proved, refused=board.refused)
+        await Rounds(work, self.engines, places).run()
 
     async def _slot(self, slot: int, board: Board) -> None:
         """One engine process after the other, until the board has nothing left for this slot."""

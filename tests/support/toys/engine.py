@@ -18,6 +18,8 @@ import numpy as np
 from evalrig.engine import Capabilities, Chat, Engine, Launch, Sampling, Scoring
 from evalrig.engines.replay import asked
 from evalrig.errors import EngineError
+from evalrig.loadgen.schedule import Address
+from evalrig.loadgen.target import Gauges, Serving
 from evalrig.troubles import SGLANG, SGLANG_WORKS
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, ToolCall, Variant
 
@@ -72,6 +74,10 @@ class ToyOptions:
     """Every chat fails."""
     nan_every: int = 0
     """Every so many scorings hold a NaN."""
+    step: float = 0.01
+    """Seconds a token takes when it is loaded."""
+    flaw: str = ""
+    """What is wrong with it under load: `short` answers, `cached` prompts, `failing` requests, `dead` after a block."""
     record: str = ""
     """Append every question with its answer to this file."""
 
@@ -89,6 +95,7 @@ class Toy(Engine):
         chat=True,
         tools=True,
         tool_prompts=True,
+        load=True,
     )
     troubles = SGLANG
     at_work = SGLANG_WORKS
@@ -99,7 +106,7 @@ class Toy(Engine):
     def __init__(self, variant: Variant, options: ToyOptions, launch: Launch) -> None:
         super().__init__(variant, options, launch)
         self.options: ToyOptions = options
-        self.calls = self.scorings = self.answers = 0
+        self.calls = self.scorings = self.answers = self.flushes = 0
         self.faulty = True
         self.table: np.ndarray | None = None
         self.decoding: np.ndarray | None = None
@@ -234,6 +241,21 @@ class Toy(Engine):
         answer = {**counts, "text": text, "token_ids": new, "finish": finish, "message": msgspec.to_builtins(message)}
         self._said(answer, *asked(chat, sampling))
         return msgspec.convert(answer, Completion)
+
+    async def serving(self) -> Serving:
+        """Reached by the stand-in client of `toys.load_client` alone, which reads all it must know in the body."""
+        body = {"model": self.variant.name, "step": self.options.step, "flaw": self.options.flaw if self.faulty else ""}
+        return Serving(completions=Address(host="toy", port=1), body=body, fixed_length=True, flushes=True)
+
+    async def flush(self) -> bool:
+        self.flushes += 1
+        return True
+
+    async def gauges(self) -> Gauges | None:
+        if self.faulty and self.options.flaw == "dead" and self.flushes:
+            await self.stop()
+            raise EngineError(f"{self.variant.name}: connection refused")
+        return Gauges(at=0.0, running=1.0, waiting=float(self.flushes), kv_usage=0.5, phases={"queue": (1.0, 2.0)})
 
     def _shown(self, message: Message) -> str:
         calls = "".join(f"({call.name}{call.arguments})" for call in message.tool_calls if self.options.shows_tools)

@@ -1,0 +1,150 @@
+"""One block of load on a running engine: its own metrics read meanwhile, and whether the block was what it should be."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalrig.engine import Engine
+from evalrig.errors import EngineError
+from evalrig.loadgen.block import Block
+from evalrig.loadgen.schedule import Schedule
+from evalrig.loadgen.served import Served
+from evalrig.loadgen.target import Gauges, Serving
+
+EVERY: Final = 0.5
+"""Seconds between two readings of an engine's metrics."""
+FAILED: Final = 0.01
+"""Share of a block's requests that may fail; above, the engine failed."""
+CACHED: Final = 0.02
+"""Share of a cold block's prompt tokens that may come from the prefix cache: single tokens can be met by chance."""
+
+
+async def loaded(
+    engine: Engine, serving: Serving, schedule: Schedule, cold: bool, events_per_second: float = 0.0
+) -> Block:
+    """Load the engine with a schedule. `cold`: its prefix cache is emptied first, where it can be. `events_per_second`: how
+    many are expected, if known; very many are received by several processes.
+
+    Raises:
+        EngineError: the engine could not be reached at all.
+    """
+    flushed = cold and serving.flushes and await engine.flush()
+    read: list[Gauges] = []
+    await _look(engine, read)
+    looking = asyncio.create_task(_looking(engine, read))
+    try:
+        block = await sent(serving, schedule, engine.launch.request_seconds, events_per_second)
+    finally:
+        looking.cancel()
+        await asyncio.wait({looking})
+    await _look(engine, read)
+    return replace(block, flushed=flushed, notes={"gauges": [_row(one) for one in read]} if read else None)
+
+
+async def sent(serving: Serving, schedule: Schedule, request_seconds: float, events_per_second: float) -> Block:
+    """A schedule, sent by the load client."""
+    from evalrig.loadgen.drive import Stop
+    from evalrig.loadgen.sharded import run_load
+
+    stop = Stop(request=request_seconds)
+    return await run_load(serving.completions, schedule, stop=stop, events_per_second=events_per_second)
+
+
+async def _looking(engine: Engine, read: list[Gauges]) -> None:
+    while True:
+        await asyncio.sleep(EVERY)
+        await _look(engine, read)
+
+
+async def _look(engine: Engine, read: list[Gauges]) -> None:
+    """One reading. An engine too busy to tell is no reason to lose a block."""
+    with contextlib.suppress(EngineError):
+        if (one := await engine.gauges()) is not None:
+            read.append(one)
+
+
+def _row(one: Gauges) -> dict[str, Any]:
+    """What it told, without what it did not: JSON has no NaN."""
+    row = asdict(one)
+    return {
+        key: value if key != "phases" else dict(value)
+        for key, value in row.items()
+        if not (isinstance(value, float) and math.isnan(value))
+    }
+
+
+def told(block: Block) -> dict[str, float]:
+    """Scores of the client, and of the engine's own metrics: the most that waited, KV use, preemptions, mean seconds a phase."""
+    client = {"kernel": float(block.health.kernel), "cpu_share": block.health.cpu_share}
+    rows: list[dict[str, Any]] = (block.notes or {}).get("gauges", [])
+    if not rows:
+        return client
+    found = client | {
+        score: max(row[key] for row in rows if key in row)
+        for score, key in (("waiting_most", "waiting"), ("running_most", "running"), ("kv_usage_most", "kv_usage"))
+        if any(key in row for row in rows)
+    }
+    first, last = rows[0], rows[-1]
+    if "preemptions" in first and "preemptions" in last:
+        found["preemptions"] = last["preemptions"] - first["preemptions"]
+    for phase, (seconds, count) in last.get("phases", {}).items():
+        before = first.get("phases", {}).get(phase, (0.0, 0.0))
+        if count > before[1]:
+            found[f"engine_{phase}_seconds"] = (seconds - before[0]) / (count - before[1])
+    return {name: float(value) for name, value in found.items()}
+
+
+def failed(block: Block, served: Served) -> str:
+    """Why the engine failed in this block; empty: it did not."""
+    ok, errors = served.requests.ok, [error for error in served.requests.error if error]
+    lost = int(np.count_nonzero(~ok))
+    if not len(ok):
+        return "the block has no requests"
+    if lost <= FAILED * len(ok):
+        return ""
+    status = next((f"HTTP {x.sent.status}" for x in block.exchanges if x.sent.status not in (0, 200)), "no tokens came")
+    return f"{lost} of {len(ok)} requests failed: {errors[0] if errors else status}"
+
+
+def void(block: Block, served: Served, schedule: Schedule, serving: Serving, cold: bool) -> list[str]:
+    """Why a block must not count: the client cannot be trusted, or the work was not what both arms must do."""
+    calls = [call for call in schedule.calls if not call.primes]
+    reasons = list(block.health.void)
+    if block.schedule_sha256 and block.schedule_sha256 != schedule.sha256:
+        reasons.append("another schedule was sent than was drawn")
+    if len(calls) != len(served.requests.ok):
+        return [*reasons, f"{len(served.requests.ok)} requests were measured of {len(calls)} that were due"]
+    ok = served.requests.ok
+    if serving.fixed_length:
+        reasons += _unlike("answers", [call.max_tokens for call in calls], served.requests.tokens, ok)
+    asked = [call.prompt_tokens for call in calls]
+    reasons += _unlike("prompts", asked, served.requests.prompt_tokens, ok)
+    if cold and (share := cached_share(served)) is not None and share > CACHED:
+        reasons.append(f"{share:.1%} of the prompt tokens of a cold block came from the prefix cache")
+    return reasons
+
+
+def cached_share(served: Served) -> float | None:
+    """Share of the prompt tokens that came from the prefix cache; None: the engine does not tell."""
+    requests = served.requests
+    known = requests.ok & (requests.cached_tokens >= 0) & (requests.prompt_tokens > 0)
+    return float(requests.cached_tokens[known].sum() / requests.prompt_tokens[known].sum()) if known.any() else None
+
+
+def _unlike(what: str, asked: Sequence[int], said: NDArray[np.int64], ok: NDArray[np.bool_]) -> list[str]:
+    """Where lengths differ from those asked. Prompts may all be longer by the same: a token that the server puts in front."""
+    known = ok & (said >= 0)
+    wanted, given = np.asarray(asked, np.int64)[known], said[known]
+    off = int(given[0] - wanted[0]) if what == "prompts" and len(given) and given[0] - wanted[0] == 1 else 0
+    unlike = np.flatnonzero(given != wanted + off)
+    if not len(unlike):
+        return []
+    first = int(unlike[0])
+    example = f"{int(given[first])} tokens where {int(wanted[first])} were asked"
+    return [f"{len(unlike)} of {len(given)} {what} were not as long as asked: {example}"]

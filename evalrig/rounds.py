@@ -1,0 +1,233 @@
+"""Rounds of load: every variant runs the same block, one after the other in random order, with nothing else on the machine.
+
+Where the engines of all variants fit side by side they are kept up. Else each block has a process of its own, so that the
+differences between starts are part of the noise and not of a variant.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from evalrig.errors import EngineError
+from evalrig.plan import Cell
+from evalrig.runner import Ended, Paper, Work
+from evalrig.suite import Attempt, sound
+from evalrig.types import AGAIN, REFERENCE, Provenance, Record, State, Trajectory
+from evalrig.watch import Fell, Tail, Watch
+
+SILENT_BLOCKS: Final = 3
+"""Failed blocks in a row after which a running engine counts as lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What is still to do of one round."""
+
+    suite: str
+    sample: str
+    order: tuple[Cell, ...]
+    """One cell a variant, in the order in which they run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Places:
+    """Where logs were read to, and which variants are proved, or must not be run: what other stages of a run know of it."""
+
+    tails: dict[Path, Tail] = field(default_factory=dict[Path, Tail])
+    proved: set[str] = field(default_factory=set[str])
+    refused: set[str] = field(default_factory=set[str])
+
+
+def rounds_of(work: Work) -> Iterator[Round]:
+    """The rounds that are not whole, suite by suite. A variant's place in a round is drawn from the run's seed."""
+    cells = [cell for cell in work.pending if cell.stage == "block"]
+    for suite in dict.fromkeys(cell.suite for cell in cells):
+        own = [cell for cell in cells if cell.suite == suite]
+        for sample in work.plan.suite(suite).samples:
+            names = [variant.name for variant in work.plan.variants]
+            random.Random(f"{work.plan.header.seed}/{suite}/{sample}/order").shuffle(names)
+            owing = [cell for cell in own if sample in work.pending[cell]]
+            if owing:
+                order = sorted(owing, key=lambda cell: names.index(cell.variant))
+                yield Round(suite=suite, sample=sample, order=tuple(order))
+
+
+class Rounds:
+    """Carries the rounds out; `engines` processes fit side by side."""
+
+    def __init__(self, work: Work, engines: int, places: Places) -> None:
+        self._work = work
+        self._places = places
+        self._up: dict[str, Watch] = {}
+        self._silent: Counter[str] = Counter()
+        """Failed blocks in a row, by variant."""
+        self._kept = len({variant.name for variant in work.plan.variants} - places.refused) <= engines
+
+    async def run(self) -> None:
+        """Return when every round was filed, or its variants given up.
+
+        Raises:
+            RunError: the reference's engine was lost, or something could not be filed. What was filed stays.
+        """
+        try:
+            for one in rounds_of(self._work):
+                if not await self._round(one):
+                    return
+            for watch in self._up.values():
+                await watch.close()
+        finally:
+            for watch in self._up.values():
+                await watch.stop()
+
+    async def _round(self, one: Round) -> bool:
+        """One round, filed together: of a round that is cut short nothing is kept. False: the reference must not be run."""
+        papers: list[Paper] = []
+        for place, cell in enumerate(one.order, 1):
+            if REFERENCE not in self._places.proved and cell.variant != REFERENCE:
+                await self._prove_reference()
+            if REFERENCE in self._places.refused:
+                return False
+            if cell.variant not in self._places.refused:
+                paper = await self._block(cell, one.sample, f"block {place} of {len(one.order)} in its round")
+                papers += [paper] if paper else []
+        if papers:
+            filing = asyncio.ensure_future(asyncio.to_thread(self._work.file.keep, papers))
+            try:
+                await asyncio.shield(filing)
+            except asyncio.CancelledError:
+                await filing  # what was begun is filed whole, or it is made twice
+                raise
+        return REFERENCE not in self._places.refused
+
+    async def _prove_reference(self) -> None:
+        """A candidate is proved against the reference, whichever comes first in a round."""
+        if (watch := await self._proved(REFERENCE)) is not None and not self._kept:
+            await self._let_go(watch)
+
+    async def _block(self, cell: Cell, sample: str, place: str) -> Paper | None:
+        """One block; None: its variant was given up, or must not be run."""
+        while True:
+            watch = await self._proved(cell.variant)
+            if watch is None:
+                return None
+            try:
+                paper = await watch.during(self._one(watch, cell, sample, place), f"`{cell.suite}`")
+                if self._silent[cell.variant] >= SILENT_BLOCKS:
+                    self._silent[cell.variant] = 0
+                    raise Fell(f"{cell.variant}: {SILENT_BLOCKS} blocks in a row failed", "silent")
+            except EngineError as error:
+                watch.unfinished = 1
+                if not await self._again(watch, error):
+                    return None
+                continue
+            if not self._kept:
+                await self._let_go(watch)
+            return paper
+
+    async def _proved(self, name: str) -> Watch | None:
+        """The variant's engine, started and proved where it is not up; None: it cannot be had, or is not what it should be."""
+        while name not in self._up:
+            try:
+                watch = await self._start(name)
+            except EngineError as error:
+                self._give_up(name, error)
+                return None
+            self._up[name] = watch
+            try:
+                admitted = await watch.during(self._work.preflight(watch.engine), "preflight")
+            except EngineError as error:
+                if not await self._again(watch, error):
+                    return None
+                continue
+            if not admitted:
+                self._places.refused.add(name)
+                await self._let_go(watch)
+                return None
+            watch.proved = True
+            self._places.proved.add(name)
+        return self._up[name]
+
+    async def _again(self, watch: Watch, error: EngineError) -> bool:
+        """After a failure: may another process take its place? Else the variant is given up."""
+        final = await watch.recover(error)
+        self._up.pop(watch.variant, None)
+        if not watch.ended:
+            await watch.stop()
+        if final is None:
+            return True
+        self._give_up(watch.variant, final)
+        return False
+
+    def _give_up(self, name: str, error: EngineError) -> None:
+        if name in (REFERENCE, AGAIN):
+            raise error  # without them nothing can be compared
+        self._work.file.failure(name, str(error))
+        self._places.refused.add(name)
+
+    async def _let_go(self, watch: Watch) -> None:
+        del self._up[watch.variant]
+        try:
+            await watch.close()
+        finally:
+            await watch.stop()
+
+    async def _start(self, name: str) -> Watch:
+        work, tails = self._work, self._places.tails
+        engine = work.engine(next(variant for variant in work.plan.variants if variant.name == name))
+        tail = tails.setdefault(engine.launch.log, Tail(engine.logs, engine.troubles, engine.at_work))
+        tail.begin()
+        began = time.monotonic()
+        try:
+            await engine.start()
+        except BaseException:
+            await engine.stop()
+            raise
+        work.file.progress.say(f"{name}: engine ready after {time.monotonic() - began:.1f} s")
+        return Watch(engine, work.file, tail)
+
+    async def _one(self, watch: Watch, cell: Cell, sample: str, place: str) -> Paper:
+        """One block as a record. How its process came about is told with it."""
+        started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
+        attempt = await self._attempt(watch, cell, sample)
+        how = "an engine that was kept up" if self._kept else "an engine started for it"
+        record = Record(
+            variant=cell.variant,
+            suite=cell.suite,
+            sample=sample,
+            epoch=cell.epoch,
+            state=attempt.state,
+            scores=attempt.scores,
+            trajectory=replace(attempt.trajectory, answer=f"{place}, on {how}"),
+            provenance=Provenance(
+                started=started,
+                seconds=round(time.monotonic() - began, 4),
+                retries=attempt.retries,
+                prompt_sha256=attempt.prompt_sha256,
+                tokens_sha256=attempt.tokens_sha256,
+            ),
+        )
+        self._silent[cell.variant] = self._silent[cell.variant] + 1 if attempt.state is State.INFRA else 0
+        if attempt.state is not State.SCORED:
+            self._work.file.progress.say(f"{cell.variant}, {cell.suite} {sample}: {attempt.trajectory.error}")
+        return Ended(record=record, attempt=attempt)
+
+    async def _attempt(self, watch: Watch, cell: Cell, sample: str) -> Attempt:
+        suite, engine = self._work.suites[cell.suite], watch.engine
+        try:
+            attempt = sound(
+                await suite.attempt(engine, self._work.samples[cell.suite][sample], cell.epoch, None), suite
+            )
+        except EngineError as error:
+            attempt = Attempt(trajectory=Trajectory(error=str(error)), state=State.INFRA)
+        if attempt.state is State.INFRA:
+            await asyncio.sleep(0.2)  # a dying process needs a moment before it counts as dead
+        if not engine.alive():  # also where all was answered: it was dying meanwhile
+            error = attempt.trajectory.error or "after its last answer"
+            raise EngineError(f"{cell.variant}: the engine died during `{cell.suite}`: {error}")
+        return attempt
