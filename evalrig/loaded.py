@@ -71,9 +71,9 @@ async def _look(engine: Engine, read: list[Gauges]) -> None:
 
 def _row(one: Gauges) -> dict[str, Any]:
     """What it told, without what it did not: JSON has no NaN."""
-    row = asdict(one)
+    row: dict[str, Any] = asdict(one)
     return {
-        key: value if key != "phases" else dict(value)
+        key: value
         for key, value in row.items()
         if not (isinstance(value, float) and math.isnan(value))
     }

@@ -259,7 +259,7 @@ def programs(rows: dict[str, tuple[str, str, str]]) -> dict[str, Program]:
     made = {"lines": Program(text="\n".join(f"tried({name!r}, lambda: {rows[name][0]})" for name in together), slot=0)}
     made |= {name: Program(text=f"tried({name!r}, lambda: {rows[name][0]})") for name in LAST}
     return made | {
-        "fork bomb": Program(text=BOMB),
+        "fork bomb": Program(text=BOMB, alone=True),
         "one process with 1.5 GB": Program(text="tried('memory', lambda: bytearray(1500 << 20))"),
         "four processes with 300 MB": Program(text=SEVERAL, limits={"memory_mb": 512, "wall_seconds": 20}),
         "many files": Program(text=FILES, limits={"wall_seconds": 30}),
