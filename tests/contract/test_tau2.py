@@ -21,7 +21,7 @@ BORN = {"write": {"airline": 30, "retail": 101}, "no_write": {"airline": 20, "re
 
 
 @cache
-def tau2(due: str = "write") -> Tau2:
+def tau2(due: str) -> Tau2:
     """One process for all tests of a kind: it takes longer to start than to answer."""
     if absent := fetch.missing(Tau2.content):
         pytest.fail(f"{absent} not in the cache; run `evalrig fetch` before the tests")
@@ -63,14 +63,14 @@ def test_tasks_by_whether_their_known_actions_write_each_labelled_as_no_tau2_ben
 
 def test_what_nobody_can_do_is_left_out_by_rule_and_told() -> None:
     """The known answer of these makes a write that the tools themselves refuse."""
-    suite = tau2()
+    suite = tau2("write")
     refusing = {"return_delivered_order_items": (12, 13), "exchange_delivered_order_items": (64, 105)}
     assert suite.left_out == {f"retail.{number}": name for name, numbers in refusing.items() for number in numbers}
 
 
 @pytest.mark.parametrize("domain", ["airline", "retail"])
 def test_known_actions_pass_and_none_of_them_does_not(domain: str) -> None:
-    suite = tau2()
+    suite = tau2("write")
     chosen = [task for task in suite.tasks.values() if task.domain == domain][:: 10 if domain == "airline" else 30]
     before = digests(suite)
 
@@ -104,7 +104,7 @@ MOVED = {
 
 
 def test_two_attempts_share_no_row_and_what_is_no_tool_or_no_sound_argument_is_refused() -> None:
-    suite = tau2()
+    suite = tau2("write")
     task = suite.tasks["retail.0"]
 
     async def both() -> list[str]:
@@ -141,7 +141,7 @@ def attempted(suite: Tau2, sample_id: str, engine: Script) -> Attempt:
 
 
 def test_an_attempt_is_told_the_policy_and_all_of_the_user_and_scored_by_the_database() -> None:
-    suite = tau2()
+    suite = tau2("write")
     task = suite.tasks["retail.0"]
     engine = Script(*(acts((name, dict(arguments))) for name, arguments in task.calls), acts(content="Done."))
     found = attempted(suite, "retail.0", engine)
