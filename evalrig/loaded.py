@@ -72,11 +72,7 @@ async def _look(engine: Engine, read: list[Gauges]) -> None:
 def _row(one: Gauges) -> dict[str, Any]:
     """What it told, without what it did not: JSON has no NaN."""
     row: dict[str, Any] = asdict(one)
-    return {
-        key: value
-        for key, value in row.items()
-        if not (isinstance(value, float) and math.isnan(value))
-    }
+    return {key: value for key, value in row.items() if not (isinstance(value, float) and math.isnan(value))}
 
 
 def told(block: Block) -> dict[str, float]:

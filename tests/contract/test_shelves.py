@@ -31,7 +31,7 @@ SHELVES: dict[str, type] = {"engines": Engine, "suites": Suite, "gates": Gate, "
 EVERY = [(shelf, kind) for shelf in SHELVES for kind in kinds(shelf)]
 HEAVY = {"hydra", "omegaconf", "yaml", "matplotlib", "pyarrow", "pandas", "tokenizers", "gguf", "uvicorn", "starlette"}
 
-ENDLESS = {"tool_worlds", "bfcl", "agentdojo"}
+ENDLESS = {"tool_worlds", "bfcl", "agentdojo", "tau2"}
 """Suites whose attempts run until the model is done: the toy's greedy words never end, and a limit cuts them."""
 
 
