@@ -29,7 +29,7 @@ from evalrig.refengine.tokenizer import Tokenizer
 DEFAULT_POOL_BYTES = 180 << 20
 """8192 tokens of a 135M model's BF16 cache; its FP8 cache holds 16384 tokens in it."""
 
-EMULATED = "emulated formats: speed is not evidence"
+EMULATED = "every format is computed in float32"
 """Every format is computed in float32 on values rounded to it: its bytes are real, its kernels are not."""
 
 

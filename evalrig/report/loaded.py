@@ -11,8 +11,10 @@ from evalrig.loads import Floats, Load, Rounds, level_of
 from evalrig.plan import SuitePlan
 from evalrig.report.load_pictures import pictures
 from evalrig.report.load_sentences import sentences
+from evalrig.report.phase_pictures import phase_pictures
 from evalrig.report.shown_load import LoadView
 from evalrig.report.shown_maps import Row, Table
+from evalrig.report.solved import solved_lines
 from evalrig.report.words import NOTHING, count, level, percent, significant
 from evalrig.speed import EMULATION
 from evalrig.types import AGAIN, REFERENCE, Verdict
@@ -37,9 +39,9 @@ def load_view(gathered: Gathered, verdict: Verdict, suite: SuitePlan) -> LoadVie
         note=_note(suite, loads),
         label=_label(first),
         tables=(*tables, _others(loads)),
-        lines=tuple(sentences(gathered, suite, loads, alpha)),
+        lines=(*sentences(gathered, suite, loads, alpha), *solved_lines(gathered, loads, alpha)),
         void=tuple(lines),
-        pictures=pictures(gathered, verdict, suite, loads),
+        pictures=(*pictures(gathered, verdict, suite, loads), *phase_pictures(gathered, suite, loads, alpha)),
         summary=tuple(_summary(name, load, claims[name]) for name, load in loads.items()),
     )
 
@@ -132,7 +134,7 @@ def reading(claim: Claim, less: bool) -> str:
     if claim.floor is None:
         return "no A/A"
     if not claim.resolved:
-        return "no difference beyond A/A"
+        return "like A/A"
     return "better" if (claim.ratio.value < 1) == less else "worse"
 
 
