@@ -43,7 +43,7 @@ class Board:
         self.busy: set[int] = set()
         # a resumed run may hold all of the reference's attempts: it was proved when it made them
         owes = any(cell.variant == REFERENCE and cell.stage != "rescore" for cell in pending)
-        asked = any(cell.stage != "block" for cell in work.plan.cells)
+        asked = any(cell.stage != "block" for cell in (*work.plan.cells, *pending))
         self.proved = {REFERENCE} if asked and not owes else set()
         self.refused: set[str] = set()
         self.retired: set[tuple[int, str]] = set()
