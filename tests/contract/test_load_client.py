@@ -227,7 +227,8 @@ def test_a_closed_loop_keeps_to_its_lanes_and_their_ramp():
     counts = {entry["received"]: in_flight(entry["received"]) for entry in log.values()}
     assert len(block.exchanges) == 30
     assert max(counts.values()) <= 3
-    assert max(count for at, count in counts.items() if at < block.start + 0.29e9) == 1
+    early = [count for at, count in counts.items() if at < block.start + 0.29e9]
+    assert max(early, default=1) == 1, "none, where this machine was too busy to begin"
     assert max(count for at, count in counts.items() if at > block.start + 0.3e9) > 1
 
 
