@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from evalrig.analysis.windows import decoded_within, one_batch
-from evalrig.loadgen.served import Floats, Served
+from evalrig.loadgen.served import Floats, Requests, Served
 
 SPARE = 4
 """Requests beyond the number of coefficients that a fit needs."""
@@ -58,11 +58,24 @@ class Decode:
     streams: int
 
 
+def alone(rows: Requests) -> NDArray[np.bool_]:
+    """Good requests [n] that shared the engine with no other, and whose prompt was in no cache: their first token waited for
+    their own prompt and nothing else."""
+    cold = rows.ok & (rows.prompt_tokens > 0) & (rows.cached_tokens <= 0)
+    order = np.argsort(rows.sent)  # never sent: last, as NaN
+    ended = np.where(np.isnan(rows.last), np.inf, rows.last)[order]
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(ended)[:-1]])
+    after = np.concatenate([rows.sent[order][1:], [np.inf]])
+    free = np.zeros(len(cold), np.bool_)
+    free[order] = (rows.sent[order] >= before) & ~(after < ended)
+    return cold & free
+
+
 def prefill(served: Served, alpha: float = 0.05) -> Prefill | None:
     """From requests for one token that were alone, counted from when they were sent. Those whose prompt was cached are left
     out. None: other answers, too few requests, or prompts of one length."""
     rows = served.requests
-    cold = rows.ok & (rows.prompt_tokens > 0) & (rows.cached_tokens <= 0)
+    cold = alone(rows)
     if not cold.any() or (rows.tokens[rows.ok] != 1).any():
         return None
     length = rows.prompt_tokens[cold].astype(float)

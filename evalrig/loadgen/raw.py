@@ -77,10 +77,15 @@ def read_block(path: Path) -> Block:
 
 def read_served(path: Path) -> Served:
     """The tables that were written beside a block. RunError as in `read_block`."""
-    requests, _ = _table(_file(path, REQUESTS))
     events, seconds = _table(_file(path, EVENTS))
+    return Served(requests=read_requests(path), events=Events(**events), seconds=seconds)
+
+
+def read_requests(path: Path) -> Requests:
+    """Of these tables the smaller one. RunError as in `read_block`."""
+    requests, _ = _table(_file(path, REQUESTS))
     requests["error"] = tuple(requests["error"].tolist())
-    return Served(requests=Requests(**requests), events=Events(**events), seconds=seconds)
+    return Requests(**requests)
 
 
 def blocks_in(folder: Path) -> tuple[Path, ...]:

@@ -17,10 +17,9 @@ from evalrig.plan import SuitePlan
 from evalrig.report.shown_maps import Row, Table
 from evalrig.report.shown_steps import StepsView
 from evalrig.report.survived import survival
-from evalrig.report.words import NOTHING, count, level, listed, p_value, percent, signed, significant, span
+from evalrig.report.words import NOISE, NOTHING, count, level, listed, p_value, percent, signed, significant, span
 from evalrig.types import AGAIN, REFERENCE
 
-NOISE = "A/A (reference again)"
 WHAT: Mapping[Of, str] = {"any": "any error", "invalid": "invalid call", "divergence": "unlike the reference's step"}
 LENGTHS = (5, 10, 20, 40, 80)
 TASK = 30

@@ -11,10 +11,9 @@ from evalrig.report.failing import failing
 from evalrig.report.loaded import load_view
 from evalrig.report.sentences import OWN
 from evalrig.report.shown import Bar, DifferenceRow, Forest, MetricView, SuiteView
-from evalrig.report.words import NOTHING, amount, count, interval, listed, margin_words, minus, p_value, units
+from evalrig.report.words import NOISE, NOTHING, amount, count, interval, listed, margin_words, minus, p_value, units
 from evalrig.types import AGAIN, Check, CheckOutcome, Metric, Verdict
 
-NOISE = "A/A (reference again)"
 READINGS = {
     CheckOutcome.PASSED: "a loss of the margin is excluded",
     CheckOutcome.FAILED: "a loss beyond the margin is shown",

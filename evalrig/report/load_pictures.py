@@ -10,14 +10,13 @@ from evalrig.analysis.load_ratio import ratio_of
 from evalrig.analysis.windows import in_flight
 from evalrig.errors import RunError
 from evalrig.evidence import Gathered
-from evalrig.loadgen.raw import blocks_in, read_served
+from evalrig.loadgen.raw import blocks_in, read_requests
 from evalrig.loads import Floats, Load, level_of
 from evalrig.plan import GatePlan, SuitePlan
 from evalrig.report.shown_load import Line, Picture, Point
-from evalrig.report.words import listed, significant
+from evalrig.report.words import NOISE, drawn, listed, significant
 from evalrig.types import AGAIN, REFERENCE, Estimate, Metric, Verdict
 
-NOISE = "A/A (reference again)"
 INSTANTS = 160
 """Times at which a count of requests in flight is drawn."""
 Kind: TypeAlias = Literal["reference", "candidate", "noise"]
@@ -74,10 +73,10 @@ def _points(load: Load, across: Floats, up: Floats, alpha: float) -> Iterator[Po
         if here.any():
             x, y = (ratio_of(np.ones(int(here.sum())), values[here], 0.0, alpha) for values in (across, up))
             yield Point(
-                x=_short(x.value),
-                y=_short(y.value),
-                across=(_short(x.low), _short(x.high)) if x.interval else None,
-                up=(_short(y.low), _short(y.high)) if y.interval else None,
+                x=drawn(x.value),
+                y=drawn(y.value),
+                across=(drawn(x.low), drawn(x.high)) if x.interval else None,
+                up=(drawn(y.low), drawn(y.high)) if y.interval else None,
                 label=at,
             )
 
@@ -97,10 +96,10 @@ def _flights(gathered: Gathered, suite: SuitePlan, loads: Mapping[str, Load]) ->
     if not whole:
         return None
     name = whole[len(whole) // 2]
-    drawn = [
+    flights = [
         Line(arm=shown, kind=kind, points=_flight(gathered, arm, suite, name)) for shown, arm, kind, _ in _arms(loads)
     ]
-    lines = [line for line in drawn if line.points]
+    lines = [line for line in flights if line.points]
     if not lines:
         return None
     most = [f"{line.arm} at most {max(point.y for point in line.points):.0f}" for line in lines]
@@ -120,7 +119,7 @@ def _flight(gathered: Gathered, arm: str, suite: SuitePlan, name: str) -> tuple[
     if path is None:
         return ()
     try:
-        found = in_flight(read_served(path).requests)
+        found = in_flight(read_requests(path))
     except RunError:
         return ()  # damaged tables cost a picture and no verdict: that is made of the records
     if not len(found.at):
@@ -128,7 +127,7 @@ def _flight(gathered: Gathered, arm: str, suite: SuitePlan, name: str) -> tuple[
     times = np.linspace(0.0, float(found.at[-1]), INSTANTS)
     place = np.searchsorted(found.at, times, side="right") - 1
     counts = np.where(place >= 0, found.count[np.maximum(place, 0)], 0.0)
-    return tuple(Point(x=_short(float(x)), y=float(y)) for x, y in zip(times, counts, strict=True))
+    return tuple(Point(x=drawn(float(x)), y=float(y)) for x, y in zip(times, counts, strict=True))
 
 
 def _asks(gate: GatePlan, suite: SuitePlan, metric: Metric) -> bool:
@@ -156,12 +155,12 @@ def _square(of: _Square, scores: Mapping[str, Estimate], loads: Mapping[str, Loa
         cost = ratio_of(rounds.reference, rounds.candidate, 0.0, alpha, less=True)
         if cost.n and score is not None and score.value is not None:
             up = (
-                (_short(100 * score.low), _short(100 * score.high))
+                (drawn(100 * score.low), drawn(100 * score.high))
                 if score.low is not None and score.high is not None
                 else None
             )
-            across = (_short(cost.low), _short(cost.high)) if cost.interval else None
-            point = Point(x=_short(cost.value), y=_short(100 * score.value), across=across, up=up)
+            across = (drawn(cost.low), drawn(cost.high)) if cost.interval else None
+            point = Point(x=drawn(cost.value), y=drawn(100 * score.value), across=across, up=up)
             lines.append(Line(arm=name, kind="candidate", points=(point,)))
     if not lines:
         return None
@@ -173,8 +172,8 @@ def _square(of: _Square, scores: Mapping[str, Estimate], loads: Mapping[str, Loa
         style="points",
         lines=tuple(lines),
         description=f"Go is up and to the left, the whole interval beyond the dashed lines, which are what the gates ask for. {told}.",
-        x_limit=_short(1 - of.asked.margin) if of.asked else None,
-        y_limit=_short(-100 * of.gate.margin),
+        x_limit=drawn(1 - of.asked.margin) if of.asked else None,
+        y_limit=drawn(-100 * of.gate.margin),
     )
 
 
@@ -192,8 +191,3 @@ def _judged(gathered: Gathered, verdict: Verdict) -> tuple[GatePlan, Mapping[str
             }
             return gate, {name: check.estimate for name, check in checks.items() if check.estimate is not None}
     return None
-
-
-def _short(value: float) -> float:
-    """What a picture can show of a number: the same on every machine."""
-    return float(f"{value:.6g}")

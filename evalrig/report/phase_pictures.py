@@ -5,17 +5,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from evalrig.analysis.load_ratio import Ratio, ratio_of
+from evalrig.analysis.phases import alone
 from evalrig.errors import RunError
 from evalrig.evidence import Gathered
-from evalrig.loadgen.raw import blocks_in, read_served
-from evalrig.loadgen.served import Served
+from evalrig.loadgen.raw import blocks_in, read_requests
+from evalrig.loadgen.served import Requests
 from evalrig.loads import Floats, Load, level_of
 from evalrig.plan import SuitePlan
 from evalrig.report.shown_load import Line, Picture, Point
-from evalrig.report.words import listed, significant
+from evalrig.report.words import NOISE, drawn, listed, significant
 from evalrig.types import AGAIN, REFERENCE
-
-NOISE = "A/A (reference again)"
 
 
 def phase_pictures(gathered: Gathered, suite: SuitePlan, loads: Mapping[str, Load], alpha: float) -> Iterator[Picture]:
@@ -39,18 +38,18 @@ def phase_pictures(gathered: Gathered, suite: SuitePlan, loads: Mapping[str, Loa
 
 
 def _picture(title: str, axes: tuple[str, str], lines: list[Line]) -> Picture:
-    drawn = tuple(line for line in lines if line.points)
+    shown = tuple(line for line in lines if line.points)
     ends = [
         f"{line.arm} {significant(line.points[0].y)} at {significant(line.points[0].x)} and "
         f"{significant(line.points[-1].y)} at {significant(line.points[-1].x)}"
-        for line in drawn
+        for line in shown
     ]
     return Picture(
         title=title,
         x_axis=axes[0],
         y_axis=axes[1],
         style="curve",
-        lines=drawn,
+        lines=shown,
         description=f"Geometric means over rounds with their intervals, lower is better: {listed(ends)}.",
     )
 
@@ -62,33 +61,30 @@ def _line(arm: str, values: Mapping[float, list[float]], alpha: float) -> Line:
 
 
 def _point(x: float, mean: Ratio) -> Point:
-    up = (_short(mean.low), _short(mean.high)) if mean.interval else None
-    return Point(x=_short(x), y=_short(mean.value), up=up)
+    up = (drawn(mean.low), drawn(mean.high)) if mean.interval else None
+    return Point(x=drawn(x), y=drawn(mean.value), up=up)
 
 
 def _by_length(gathered: Gathered, arm: str, suite: SuitePlan, load: Load) -> dict[float, list[float]]:
-    """Length of the prompt -> a median for each round that counts, of blocks whose answers are one token long."""
+    """Length of the prompt -> a median for each round that counts, of blocks that told what a prompt token costs."""
+    slopes: Floats = load.told.get(arm, {}).get("prefill_slope", np.zeros(0))
     folder = gathered.folder.variant_path(arm) / "load" / suite.name
     kept = {path.name: path for path in blocks_in(folder)}
     found: dict[float, list[float]] = {}
-    for at, name in enumerate(load.names):
-        if name not in kept or any(gone[at] for gone in load.missing.values()):
+    for name, slope in zip(load.names, slopes, strict=False):
+        if name not in kept or np.isnan(slope):
             continue
         try:
-            served = read_served(kept[name])
+            rows = read_requests(kept[name])
         except RunError:
             continue  # damaged tables cost a point and no verdict: that is made of the records
-        for length, seconds in _first_tokens(served):
+        for length, seconds in _first_tokens(rows):
             found.setdefault(length, []).append(seconds)
     return found
 
 
-def _first_tokens(served: Served) -> Iterator[tuple[float, float]]:
-    rows = served.requests
-    used = rows.ok & (rows.prompt_tokens > 0)
-    if not used.any() or (rows.tokens[used] != 1).any():
-        return
-    seconds = rows.first - rows.sent
+def _first_tokens(rows: Requests) -> Iterator[tuple[float, float]]:
+    used, seconds = alone(rows), rows.first - rows.sent
     for length in np.unique(rows.prompt_tokens[used]):
         yield float(length), float(np.median(seconds[used & (rows.prompt_tokens == length)]))
 
@@ -102,8 +98,3 @@ def _by_batch(arm: str, load: Load) -> dict[float, list[float]]:
         if at and seconds > 0:
             found.setdefault(float(int(at.lstrip("c"))), []).append(float(seconds))
     return found
-
-
-def _short(value: float) -> float:
-    """What a picture can show of a number: the same on every machine."""
-    return float(f"{value:.6g}")

@@ -11,9 +11,16 @@ from evalrig.types import Metric
 
 T = TypeVar("T")
 NOTHING = "–"
+NOISE = "A/A (reference again)"
+"""How the reference's second run is called where it stands beside others."""
 SMALLEST_P = 1e-12
 INVISIBLE_BUT_NEEDED = "\u200c\u200d"
 """Joiners: several scripts cannot be written without them."""
+
+
+def drawn(value: float) -> float:
+    """What a picture can show of a number: the same on every machine."""
+    return float(f"{value:.6g}")
 
 
 def visible(text: str) -> str:

@@ -12,7 +12,7 @@ from toys import sse
 from toys.sse import DONE, chat, exchange, text, usage
 
 from evalrig.analysis.percentiles import least, percentile
-from evalrig.analysis.phases import cost_model, decode, phases_of, prefill
+from evalrig.analysis.phases import alone, cost_model, decode, phases_of, prefill
 from evalrig.analysis.serving import SLOS, Slo, dollars, latencies, metrics_of, within
 from evalrig.analysis.windows import Window, arriving, in_flight, one_batch, over_saturated, steady, tokens_within
 from evalrig.loadgen.block import Exchange
@@ -305,12 +305,13 @@ def test_an_engine_that_is_slower_by_a_factor_has_all_ratios_of_it(
 
 
 def single(lengths: list[int], seconds: list[float], cached: int | None = None) -> Served:
-    streams = [
-        exchange(
-            [(1000 * s, text("a")), (1000 * s + 1, usage(1, prompt=n, cached=cached)), (1000 * s + 2, DONE)], index=i
-        )
-        for i, (n, s) in enumerate(zip(lengths, seconds, strict=True))
-    ]
+    """One after the other, a second apart."""
+    told = [usage(1, prompt=n, cached=cached) for n in lengths]
+    streams: list[Exchange] = []
+    for i, (end, s) in enumerate(zip(told, seconds, strict=True)):
+        at = 1000 * i
+        reads = [(at + 1000 * s, text("a")), (at + 1000 * s + 1, end), (at + 1000 * s + 2, DONE)]
+        streams.append(exchange(reads, index=i, due=at))
     return served(*streams)
 
 
@@ -322,6 +323,16 @@ def test_the_slope_of_prefill_is_what_was_put_in() -> None:
     assert found.slope.value == pytest.approx(3e-5, rel=0.01)
     assert found.slope.low < 3e-5 < found.slope.high
     assert found.start.value == pytest.approx(0.02, rel=0.02)
+
+
+def test_requests_that_met_others_have_no_prefill() -> None:
+    """At eight at once the first token waited for seven other prompts: a slope over that is no cost of a token."""
+    lengths = [128, 256, 512, 1024, 2048, 4096, 128, 256]
+    streams = [sse.steady_stream(20 + 0.03 * n, 5, 1, index=i, due=i) for i, n in enumerate(lengths)]
+    assert not alone(served(*streams).requests).any()
+    assert prefill(served(*streams)) is None
+    apart = [sse.steady_stream(20 + 0.03 * n, 5, 1, index=i, due=1000 * i) for i, n in enumerate(lengths)]
+    assert alone(served(*apart).requests).all()
 
 
 def test_prompts_that_were_cached_have_no_prefill() -> None:
