@@ -1,13 +1,14 @@
 """An arena whose tools a third party simulates in a child process. Where that process died, the attempt is played again in the next."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from evalrig.arena import Arena, Finding
-from evalrig.children import Child, Forgotten, Lost
-from evalrig.types import Tool
+from evalrig.children import Child, Crashed, Forgotten, Lost
+from evalrig.suite import Attempt
+from evalrig.types import State, Tool, Trajectory
 from evalrig.world import ToolError
 
 _numbers = itertools.count(1)
@@ -19,6 +20,17 @@ class Turn:
 
     words: str
     tools: tuple[Tool, ...]
+
+
+async def among_simulated(attempt: Awaitable[Attempt]) -> Attempt:
+    """An attempt among a third party's simulated tools, or what is filed where those failed: that is no act of the model's."""
+    try:
+        return await attempt
+    except Lost as lost:
+        error = f"the simulated tools were lost twice over one call: {lost}"
+        return Attempt(trajectory=Trajectory(error=error), state=State.INFRA)
+    except Crashed as crashed:
+        return Attempt(trajectory=Trajectory(error=str(crashed)), state=State.UNSCORED)
 
 
 class SimulatedArena(Arena):

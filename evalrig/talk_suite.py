@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from evalrig import steps
+from evalrig.arena import Arena
 from evalrig.ask import own_seed
 from evalrig.dialect import Dialect, Protocol
 from evalrig.engine import Capabilities, Engine, Sampling
 from evalrig.errors import EngineError, UsageError
-from evalrig.free_run import Ride
+from evalrig.free_run import Limits, Ride, ride
 from evalrig.suite import Attempt, Suite, ids_sha256
 from evalrig.types import Message, Sample, State, Tool, Trajectory
 
@@ -72,6 +73,13 @@ class TalkSuite(Suite):
             return Sampling(max_tokens=self.talk.max_tokens)
         seed = own_seed(self.talk.seed, self.name, sample, epoch)
         return Sampling(max_tokens=self.talk.max_tokens, temperature=self.talk.temperature, seed=seed)
+
+    async def ridden(self, engine: Engine, sample: Sample, epoch: int, arena: Arena, limits: Limits) -> Ride:
+        """A free run in an arena of its own, which is closed however it ends."""
+        try:
+            return await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
+        finally:
+            await arena.close()
 
     async def attempted(
         self, engine: Engine, sample: Sample, taken: Ride, tools: Sequence[Tool], needed: int

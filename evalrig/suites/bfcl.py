@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 from evalrig import fetch, steps
 from evalrig.bfcl_entries import ANSWERED, CATEGORIES, MULTI_TURN, WITHOUT, Entry, entries, tool_name
-from evalrig.children import Child, Crashed, Lost
+from evalrig.children import Child, Lost
 from evalrig.engine import Engine
 from evalrig.errors import UsageError
-from evalrig.free_run import Limits, ride
-from evalrig.simulation import SimulatedArena, Turn
+from evalrig.free_run import Limits
+from evalrig.simulation import SimulatedArena, Turn, among_simulated
 from evalrig.suite import Attempt
 from evalrig.talk_suite import FAILURES, TalkOptions, TalkSuite, seen_sha256
 from evalrig.types import Completion, Message, Metric, Sample, State, Step, Trace, Trajectory
@@ -87,23 +87,13 @@ class Bfcl(TalkSuite):
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """One conversation, or one turn."""
         entry = self.entries[sample.id]
-        try:
-            if entry.category in MULTI_TURN:
-                return await self._ridden(engine, sample, entry, epoch)
-            return await self._asked(engine, sample, entry, epoch)
-        except Lost as lost:
-            error = f"the simulated services were lost twice over one call: {lost}"
-            return Attempt(trajectory=Trajectory(error=error), state=State.INFRA)
-        except Crashed as crashed:
-            return Attempt(trajectory=Trajectory(error=str(crashed)), state=State.UNSCORED)
+        made = self._ridden if entry.category in MULTI_TURN else self._asked
+        return await among_simulated(made(engine, sample, entry, epoch))
 
     async def _ridden(self, engine: Engine, sample: Sample, entry: Entry, epoch: int) -> Attempt:
         arena = self.arena(entry)
         limits = Limits(steps=TURNS * len(arena.turns), per_request=TURNS)
-        try:
-            taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
-        finally:
-            await arena.close()
+        taken = await self.ridden(engine, sample, epoch, arena, limits)
         needed = sum(len(turn) for turn in entry.truth)
         return await self.attempted(engine, sample, taken, entry.tools(), needed)
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from evalrig import fetch
-from evalrig.children import Child, Crashed, Lost
+from evalrig.children import Child
 from evalrig.engine import Engine
 from evalrig.errors import UsageError
-from evalrig.free_run import Limits, ride
-from evalrig.simulation import SimulatedArena, Turn
+from evalrig.free_run import Limits
+from evalrig.simulation import SimulatedArena, Turn, among_simulated
 from evalrig.suite import Attempt
 from evalrig.talk_suite import FAILURES, TalkOptions, TalkSuite
-from evalrig.types import Message, Metric, Sample, State, Tool, Trace, Trajectory
+from evalrig.types import Message, Metric, Sample, Tool, Trace
 
 DOMAINS = ("airline", "retail")
 WRITE, NO_WRITE = "write", "no_write"
@@ -130,18 +130,12 @@ class Tau2(TalkSuite):
 
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """One task on a database of its own."""
-        task = self.tasks[sample.id]
-        dialect, arena, needed = self.dialect(engine), self.arena(task), len(task.calls)
+        return await among_simulated(self._made(engine, sample, epoch))
+
+    async def _made(self, engine: Engine, sample: Sample, epoch: int) -> Attempt:
+        task, needed = self.tasks[sample.id], len(self.tasks[sample.id].calls)
         limits = Limits(steps=max(LEAST_TURNS, 2 * needed + 5))
-        try:
-            taken = await ride(engine, arena, dialect, self.sampling(sample.id, epoch), limits)
-        except Lost as lost:
-            error = f"the simulated tools were lost twice over one call: {lost}"
-            return Attempt(trajectory=Trajectory(error=error), state=State.INFRA)
-        except Crashed as crashed:
-            return Attempt(trajectory=Trajectory(error=str(crashed)), state=State.UNSCORED)
-        finally:
-            await arena.close()
+        taken = await self.ridden(engine, sample, epoch, self.arena(task), limits)
         return await self.attempted(engine, sample, taken, task.tools, needed if self.due == WRITE else 0)
 
 

@@ -22,7 +22,6 @@ from evalrig.distractors import choices
 from evalrig.engine import Capabilities, Engine, Scoring
 from evalrig.errors import UsageError
 from evalrig.forced_steps import Stage, follow, stages, walked
-from evalrig.free_run import ride
 from evalrig.sources import STEP
 from evalrig.steps import ERRORS, compared, unfit
 from evalrig.suite import Attempt, ids_sha256
@@ -147,10 +146,7 @@ class ToolSteps(ToolSuite):
         world, errand = self.errands[sample.id]
         arena = ErrandArena(world, errand)
         limits = self.limits(sample, FREE_SLACK)
-        try:
-            taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
-        finally:
-            await arena.close()
+        taken = await self.ridden(engine, sample, epoch, arena, limits)
         messages = list(taken.messages)
         if taken.end == "truncated" and messages[-1].role == "assistant":
             messages.pop()

@@ -10,7 +10,7 @@ from typing import ClassVar
 from evalrig.arena import ErrandArena
 from evalrig.engine import Engine
 from evalrig.errors import UsageError
-from evalrig.free_run import Ride, ride
+from evalrig.free_run import Ride
 from evalrig.suite import Attempt
 from evalrig.talk_suite import FAILURES
 from evalrig.tool_suite import ToolOptions, ToolSuite
@@ -48,10 +48,7 @@ class ToolWorlds(ToolSuite):
         world, errand = self.errands[sample.id]
         arena = ErrandArena(world, errand)
         limits = self.limits(sample, self.slack)
-        try:
-            taken = await ride(engine, arena, self.dialect(engine), self.sampling(sample.id, epoch), limits)
-        finally:
-            await arena.close()
+        taken = await self.ridden(engine, sample, epoch, arena, limits)
         made = await self.attempted(engine, sample, taken, errand.tools, errand.horizon)
         if "success" not in made.scores:
             return made
