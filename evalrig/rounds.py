@@ -16,10 +16,10 @@ from typing import Final
 
 from evalrig.errors import EngineError
 from evalrig.plan import Cell
-from evalrig.runner import Ended, Paper, Work
+from evalrig.runner import Paper, Work, ended
 from evalrig.suite import Attempt, sound
-from evalrig.types import AGAIN, REFERENCE, Provenance, Record, State, Trajectory
-from evalrig.watch import Fell, Tail, Watch
+from evalrig.types import AGAIN, REFERENCE, State, Trajectory
+from evalrig.watch import Fell, Tail, Watch, begin_watch
 
 SILENT_BLOCKS: Final = 3
 """Failed blocks in a row after which a running engine counts as lost."""
@@ -134,7 +134,7 @@ class Rounds:
         """The variant's engine, started and proved where it is not up; None: it cannot be had, or is not what it should be."""
         while name not in self._up:
             try:
-                watch = await self._start(name)
+                watch = await begin_watch(self._work, name, self._places.tails)
             except EngineError as error:
                 self._give_up(name, error)
                 return None
@@ -177,45 +177,17 @@ class Rounds:
         finally:
             await watch.stop()
 
-    async def _start(self, name: str) -> Watch:
-        work, tails = self._work, self._places.tails
-        engine = work.engine(next(variant for variant in work.plan.variants if variant.name == name))
-        tail = tails.setdefault(engine.launch.log, Tail(engine.logs, engine.troubles, engine.at_work))
-        tail.begin()
-        began = time.monotonic()
-        try:
-            await engine.start()
-        except BaseException:
-            await engine.stop()
-            raise
-        work.file.progress.say(f"{name}: engine ready after {time.monotonic() - began:.1f} s")
-        return Watch(engine, work.file, tail)
-
     async def _one(self, watch: Watch, cell: Cell, sample: str, place: str) -> Paper:
         """One block as a record. How its process came about is told with it."""
         started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
         attempt = await self._attempt(watch, cell, sample)
         how = "an engine that was kept up" if self._kept else "an engine started for it"
-        record = Record(
-            variant=cell.variant,
-            suite=cell.suite,
-            sample=sample,
-            epoch=cell.epoch,
-            state=attempt.state,
-            scores=attempt.scores,
-            trajectory=replace(attempt.trajectory, answer=f"{place}, on {how}"),
-            provenance=Provenance(
-                started=started,
-                seconds=round(time.monotonic() - began, 4),
-                retries=attempt.retries,
-                prompt_sha256=attempt.prompt_sha256,
-                tokens_sha256=attempt.tokens_sha256,
-            ),
-        )
+        said = replace(attempt, trajectory=replace(attempt.trajectory, answer=f"{place}, on {how}"))
+        paper = ended(cell, sample, said, started, time.monotonic() - began)
         self._silent[cell.variant] = self._silent[cell.variant] + 1 if attempt.state is State.INFRA else 0
         if attempt.state is not State.SCORED:
             self._work.file.progress.say(f"{cell.variant}, {cell.suite} {sample}: {attempt.trajectory.error}")
-        return Ended(record=record, attempt=attempt)
+        return paper
 
     async def _attempt(self, watch: Watch, cell: Cell, sample: str) -> Attempt:
         suite, engine = self._work.suites[cell.suite], watch.engine

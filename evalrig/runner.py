@@ -10,7 +10,7 @@ from evalrig.engine import Engine
 from evalrig.plan import Cell, Plan
 from evalrig.progress import Progress
 from evalrig.suite import Attempt, Suite
-from evalrig.types import Event, Record, Sample, Trace, Variant
+from evalrig.types import Event, Provenance, Record, Sample, Trace, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,31 @@ class Ended:
 
     record: Record
     attempt: Attempt
+
+
+def ended(cell: Cell, sample: str, attempt: Attempt, started: str, seconds: float) -> Ended:
+    """An attempt as it is filed. `started`: UTC, ISO 8601; `seconds`: by the monotonic clock."""
+    variant, suite = cell.filed
+    return Ended(
+        attempt=attempt,
+        record=Record(
+            variant=variant,
+            suite=suite,
+            sample=sample,
+            epoch=cell.epoch,
+            state=attempt.state,
+            scores=attempt.scores,
+            trajectory=attempt.trajectory,
+            provenance=Provenance(
+                started=started,
+                seconds=round(seconds, 4),
+                retries=attempt.retries,
+                prompt_sha256=attempt.prompt_sha256,
+                tokens_sha256=attempt.tokens_sha256,
+                sandbox=attempt.sandbox,
+            ),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

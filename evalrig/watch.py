@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 from evalrig.engine import Engine
 from evalrig.errors import EngineError, one_line
 from evalrig.failures import classify, words
-from evalrig.runner import Filing
+from evalrig.runner import Filing, Work
 from evalrig.troubles import Trouble
 from evalrig.types import Event
 
@@ -240,3 +240,24 @@ class Watch:
     def _event(self, kind: Literal["crash", "hang", "silent", "restart", "trouble"], line: str, **more: Any) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._file.event(self.variant, Event(time=now, kind=kind, line=line, **more))
+
+
+async def begin_watch(work: Work, name: str, tails: dict[Path, Tail]) -> Watch:
+    """Start an engine of a variant, and read its log from here on. `tails`: where each log was read to; grows.
+
+    Raises:
+        EngineError: it did not start; nothing of it is left.
+    """
+    engine = work.engine(next(variant for variant in work.plan.variants if variant.name == name))
+    if engine.launch.log not in tails:
+        tails[engine.launch.log] = Tail(engine.logs, engine.troubles, engine.at_work)
+    tail = tails[engine.launch.log]
+    tail.begin()
+    began = time.monotonic()
+    try:
+        await engine.start()
+    except BaseException:
+        await engine.stop()
+        raise
+    work.file.progress.say(f"{name}: engine ready after {time.monotonic() - began:.1f} s")
+    return Watch(engine, work.file, tail)

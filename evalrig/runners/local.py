@@ -17,10 +17,10 @@ from evalrig.engine import Engine
 from evalrig.errors import EngineError
 from evalrig.plan import Cell
 from evalrig.rounds import Places, Rounds
-from evalrig.runner import Answered, Desk, Ended, Paper, Runner, Work, settled
+from evalrig.runner import Answered, Desk, Paper, Runner, Work, ended, settled
 from evalrig.suite import Attempt, sound
-from evalrig.types import AGAIN, NO_ANSWER, REFERENCE, Provenance, Record, Sample, State, Trace, Trajectory, Variant
-from evalrig.watch import Fell, Tail, Watch
+from evalrig.types import AGAIN, NO_ANSWER, REFERENCE, Sample, State, Trace, Trajectory, Variant
+from evalrig.watch import Fell, Tail, Watch, begin_watch
 
 SILENT_ATTEMPTS = 20
 """Unanswered attempts in a row after which a running engine counts as lost: a hung one must not eat the night."""
@@ -149,7 +149,7 @@ class Local(Runner):
                     await watch.close()
                     watch = None
                 try:
-                    watch = watch or await self._start(board, cell.variant)
+                    watch = watch or await begin_watch(board.work, cell.variant, board.tails)
                     await self._work(watch, cell, board)
                 except EngineError as error:
                     await _failed(slot, watch, cell, board, error)
@@ -170,23 +170,6 @@ class Local(Runner):
                 return
             await board.note(proved=cell.variant)
         await watch.during(self._cell(watch, cell, board), f"`{cell.suite}`")
-
-    async def _start(self, board: Board, name: str) -> Watch:
-        work = board.work
-        variant = next(variant for variant in work.plan.variants if variant.name == name)
-        engine = work.engine(variant)
-        log = engine.launch.log
-        if log not in board.tails:
-            board.tails[log] = Tail(engine.logs, engine.troubles, engine.at_work)
-        board.tails[log].begin()
-        began = time.monotonic()
-        try:
-            await engine.start()
-        except BaseException:
-            await engine.stop()
-            raise
-        work.file.progress.say(f"{name}: engine ready after {time.monotonic() - began:.1f} s")
-        return Watch(engine, work.file, board.tails[log])
 
     async def _cell(self, watch: Watch, cell: Cell, board: Board) -> None:
         """Attempts of one cell in this engine, some in flight, until none is left to take."""
@@ -254,28 +237,11 @@ async def _one(engine: Engine, cell: Cell, sample_id: str, work: Work) -> tuple[
         return await _trace(engine, cell, sample, work)
     started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     attempt = await _attempt(engine, cell, sample_id, work)
-    variant, suite = cell.filed
-    provenance = Provenance(
-        started=started,
-        seconds=round(time.monotonic() - began, 4),
-        retries=attempt.retries,
-        prompt_sha256=attempt.prompt_sha256,
-        tokens_sha256=attempt.tokens_sha256 or _stream_sha256(work.traces.get((cell.suite, sample_id, cell.epoch))),
-        sandbox=attempt.sandbox,
-    )
-    record = Record(
-        variant=variant,
-        suite=suite,
-        sample=sample_id,
-        epoch=cell.epoch,
-        state=attempt.state,
-        scores=attempt.scores,
-        trajectory=attempt.trajectory,
-        provenance=provenance,
-    )
+    stream = attempt.tokens_sha256 or _stream_sha256(work.traces.get((cell.suite, sample_id, cell.epoch)))
+    paper = ended(cell, sample_id, replace(attempt, tokens_sha256=stream), started, time.monotonic() - began)
     if work.suites[cell.suite].rescored:
-        work.answers[variant, suite, sample_id, cell.epoch] = record
-    return attempt.state is not State.INFRA, Ended(record=record, attempt=attempt)
+        work.answers[(*cell.filed, sample_id, cell.epoch)] = paper.record
+    return attempt.state is not State.INFRA, paper
 
 
 async def _trace(engine: Engine, cell: Cell, sample: Sample, work: Work) -> tuple[bool, Paper]:
