@@ -97,5 +97,5 @@ def _itself(suite: str, load: Load, alpha: float) -> Iterator[Finding]:
         text = f"{suite}: {AGAIN} differs from the reference in {', '.join(off)}: drift, or an effect of the order in a round"
         yield Finding(rule=ITSELF, level=Level.WARN, text=text, suite=suite)
     else:
-        text = f"{suite}: {AGAIN} is as fast as the reference, on {len(floors)} metrics"
+        text = f"{suite}: no metric of {len(floors)} shows a difference between {AGAIN} and the reference"
         yield Finding(rule=ITSELF, level=Level.OK, text=text, suite=suite)
