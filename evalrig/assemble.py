@@ -12,7 +12,7 @@ from evalrig.engine import Capabilities, Engine, Launch
 from evalrig.errors import UsageError
 from evalrig.gate import Gate
 from evalrig.likeness import asked
-from evalrig.plan import GatePlan, Plan, SuiteFacts, choose, make_plan
+from evalrig.plan import GatePlan, Plan, SuiteFacts, SuitePlan, choose, make_plan
 from evalrig.plugins import find, make
 from evalrig.runner import Runner
 from evalrig.sandbox import Booth, Sandbox, probe
@@ -79,7 +79,7 @@ def _assemble(config: RunConfig, say: Callable[[str], None], here: bool) -> Rig:
     text = dump(config)
     facts = {name: _facts(config.suites[name].kind, suite, samples[name]) for name, suite in suites.items()}
     plan = make_plan(config, text, tree(config), variants, facts)
-    plan = replace(plan, gates=tuple(_gate(gate, config) for gate in plan.gates))
+    plan = replace(plan, gates=tuple(_gate(gate, config, plan.suite(gate.suite)) for gate in plan.gates))
 
     def engine(variant: Variant, log: Path) -> Engine:
         launch = Launch(
@@ -197,9 +197,6 @@ def _gates_fit(config: RunConfig, suites: Mapping[str, Suite]) -> None:
         kind = find("gates", gate.kind, Gate, f"gates.{name}.kind")
         if gate.suite not in suites:
             continue
-        own = options(gate.options, kind.Options, f"gates.{name}.options")
-        if why := kind.unfit(own, suites[gate.suite].failures):
-            raise UsageError(f"gates.{name}: {why}")
         metrics = {metric.name: metric for metric in suites[gate.suite].metrics}
         if not gate.metric and kind.accepts(None):
             continue
@@ -218,10 +215,12 @@ def _gates_fit(config: RunConfig, suites: Mapping[str, Suite]) -> None:
             raise UsageError(f"gates.{name}.margin: {gate.margin} of a share is everything; 0.05 means five points")
 
 
-def _gate(plan: GatePlan, config: RunConfig) -> GatePlan:
+def _gate(plan: GatePlan, config: RunConfig, suite: SuitePlan) -> GatePlan:
     """With its options filled in. Made once here: options out of range must not wait for the verdict."""
     kind = find("gates", plan.kind, Gate, f"gates.{plan.name}.kind")
     checked = options(config.gates[plan.name].options, kind.Options, f"gates.{plan.name}.options")
+    if why := kind.unfit(checked, suite):
+        raise UsageError(f"gates.{plan.name}: {why}")
     plan = replace(plan, margin=kind.margin_of(plan, checked))
     make(kind, plan, checked)
     return replace(plan, options=asdict(checked))

@@ -1,7 +1,7 @@
 """What a gate is: one rule, applied to one candidate's evidence, with a margin that was fixed before the run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from evalrig.analysis.kl_stream import StreamResult
 from evalrig.analysis.responses import Responses
 from evalrig.horizon import Horizon
 from evalrig.loads import Load
-from evalrig.plan import GatePlan
+from evalrig.plan import GatePlan, SuitePlan
 from evalrig.types import Check, CheckOutcome, Metric
 
 FloatArray = NDArray[np.float64]
@@ -108,8 +108,8 @@ class Gate(ABC):
         return True
 
     @classmethod
-    def unfit(cls, options: Any, failures: Sequence[str]) -> str:
-        """Why it cannot judge a suite whose attempts fail with these words; empty: it can."""
+    def unfit(cls, options: Any, suite: SuitePlan) -> str:
+        """Why it cannot judge that suite with these options; empty: it can."""
         return ""
 
     @abstractmethod

@@ -9,6 +9,7 @@ from evalrig.analysis.clusters import holm
 from evalrig.analysis.load_floor import floor_of, two_sided
 from evalrig.evidence import Gathered
 from evalrig.gate import Evidence
+from evalrig.levels import over_levels
 from evalrig.loads import Load, emulated
 from evalrig.plan import SuitePlan
 from evalrig.speed import EMULATION
@@ -85,7 +86,7 @@ def _clock(suite: str, loads: Sequence[Load]) -> Iterator[Finding]:
 
 def _itself(suite: str, load: Load, alpha: float) -> Iterator[Finding]:
     """The reference's second run over its first, every metric, Holm over all of them."""
-    found = {name: floor_of(rounds.reference, rounds.again, alpha) for name, rounds in load.rounds.items()}
+    found = {name: floor_of(rounds.reference, rounds.again, alpha) for name, rounds in over_levels(load).items()}
     floors = {name: floor for name, floor in found.items() if floor is not None and floor.interval}
     if not floors:
         text = f"{suite}: no metric has an A/A interval, so that no claim of speed can be made; raise `suites.{suite}.again`"

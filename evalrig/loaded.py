@@ -25,6 +25,15 @@ CACHED: Final = 0.02
 """Share of a cold block's prompt tokens that may come from the prefix cache: single tokens can be met by chance."""
 
 
+MOST: Final = (
+    ("waiting_most", "waiting"),
+    ("running_most", "running"),
+    ("kv_usage_most", "kv_usage"),
+    ("gpu_bytes_most", "gpu_bytes"),
+)
+"""Scores that are the largest of an engine's readings during a block."""
+
+
 async def loaded(
     engine: Engine, serving: Serving, schedule: Schedule, cold: bool, events_per_second: float = 0.0
 ) -> Block:
@@ -76,15 +85,13 @@ def _row(one: Gauges) -> dict[str, Any]:
 
 
 def told(block: Block) -> dict[str, float]:
-    """Scores of the client, and of the engine's own metrics: the most that waited, KV use, preemptions, mean seconds a phase."""
+    """Scores of the client, and of what the engine tells: the most that waited and was in use, preemptions, mean seconds a phase."""
     client = {"kernel": float(block.health.kernel), "cpu_share": block.health.cpu_share}
     rows: list[dict[str, Any]] = (block.notes or {}).get("gauges", [])
     if not rows:
         return client
     found = client | {
-        score: max(row[key] for row in rows if key in row)
-        for score, key in (("waiting_most", "waiting"), ("running_most", "running"), ("kv_usage_most", "kv_usage"))
-        if any(key in row for row in rows)
+        score: max(row[key] for row in rows if key in row) for score, key in MOST if any(key in row for row in rows)
     }
     first, last = rows[0], rows[-1]
     if "preemptions" in first and "preemptions" in last:

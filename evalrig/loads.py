@@ -86,11 +86,6 @@ def emulated(proofs: Iterable[Preflight | None]) -> str:
     return next((str(flag) for flag in flags if flag), "")
 
 
-def level_of(name: str) -> str:
-    """The part of a round's name that says which concurrency it had (`c04` of `c04-round-03`); empty: all had the same."""
-    return name.rpartition("round")[0].rstrip("-_/ ")
-
-
 def _name(record: Record, suite: SuitePlan) -> str:
     return f"{record.sample}/{record.epoch}" if suite.epochs > 1 else record.sample
 

@@ -209,7 +209,7 @@ def _suite_plan(config: RunConfig, name: str, fact: SuiteFacts) -> SuitePlan:
     suite = config.suites[name]
     chosen = list(fact.samples)
     ids = [sample.id for sample in chosen]
-    repeated = random.Random(f"{config.seed}/{name}/again").sample(ids, math.ceil(len(ids) * suite.again))
+    repeated = _repeated(random.Random(f"{config.seed}/{name}/again"), fact, suite.again)
     if sorted(repeated, key=ids.index) == repeated:
         repeated.reverse()  # of few samples the draw can come out in the first run's order
     return SuitePlan(
@@ -226,6 +226,15 @@ def _suite_plan(config: RunConfig, name: str, fact: SuiteFacts) -> SuitePlan:
         failures=fact.failures,
         clusters=len({sample.cluster or sample.id for sample in chosen}),
     )
+
+
+def _repeated(draw: random.Random, fact: SuiteFacts, share: float) -> list[str]:
+    """Samples of the second run; of a load whole rounds, with every concurrency."""
+    if not any(metric.kind == "ratio" for metric in fact.metrics):
+        return draw.sample([sample.id for sample in fact.samples], math.ceil(len(fact.samples) * share))
+    rounds = list(dict.fromkeys(sample.cluster or sample.id for sample in fact.samples))
+    drawn = set(draw.sample(rounds, math.ceil(len(rounds) * share)))
+    return [sample.id for sample in fact.samples if (sample.cluster or sample.id) in drawn]
 
 
 def _cells(variants: Sequence[Variant], suites: Sequence[SuitePlan]) -> list[Cell]:

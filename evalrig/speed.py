@@ -7,8 +7,11 @@ from typing import Any, ClassVar
 
 from evalrig.analysis.load_floor import Claim
 from evalrig.analysis.load_ratio import Ratio
+from evalrig.errors import UsageError
 from evalrig.gate import Evidence, Gate
-from evalrig.loads import Load
+from evalrig.levels import at_level, at_slo, level_name, level_of, over_levels
+from evalrig.loads import Load, Rounds
+from evalrig.plan import GatePlan, SuitePlan
 from evalrig.types import Check, CheckOutcome, Estimate
 
 EMULATION = "emulated formats: speed is not evidence"
@@ -29,6 +32,22 @@ class Judged:
     p_nogo: float = 1.0
 
 
+@dataclass(kw_only=True)
+class Where:
+    """Key of `gates.<name>.options` of gates on suites with several concurrencies."""
+
+    concurrency: int = 0
+    """Judge the rounds of this one alone; 0: all of them, a round as one."""
+
+
+@dataclass(kw_only=True)
+class Place(Where):
+    """Keys of those that compare both arms."""
+
+    at_slo: bool = False
+    """Judge each arm at the most load at which it is shown to keep the suite's `slo`."""
+
+
 class SpeedGate(Gate):
     """A gate on rounds of load. Speed says nothing of answers: in a run that also measures answers its pass earns no GO."""
 
@@ -41,8 +60,12 @@ class SpeedGate(Gate):
         load = evidence.loads.get(self.plan.suite)
         if load is None:
             return self.undecided("no round of load was run")
-        found = _too_many_lost(load, evidence.candidate) if self.timed else None
-        found = found or self.judge(load, evidence)
+        part, where = self.part(load, evidence)
+        found = self.nothing(f"cannot tell here: {where}")
+        if part is not None:
+            found = _too_many_lost(part, evidence.candidate) if self.timed else None
+            found = found or self.judge(part, evidence)
+            found = replace(found, reason=f"{found.reason}{f'; {where}' if where else ''}")
         decided = found.outcome in DECIDED
         check = Check(
             gate=self.plan.name,
@@ -59,6 +82,38 @@ class SpeedGate(Gate):
             return check
         return replace(check, gating=False, reason=f"{EMULATION} ({load.emulated}); never gates: {check.reason}")
 
+    @classmethod
+    def unfit(cls, options: Any, suite: SuitePlan) -> str:
+        """See `Gate.unfit`."""
+        if not isinstance(options, Where):
+            return ""
+        at_slo = isinstance(options, Place) and options.at_slo
+        if options.concurrency and at_slo:
+            return "options: both `concurrency` and `at_slo`; give one"
+        if at_slo and "goodput" not in {metric.name for metric in suite.metrics}:
+            return f"options.at_slo: suites.{suite.name}.options.slo has no limit; set one"
+        levels = sorted({level_of(sample) for sample in suite.samples}, key=lambda level: (len(level), level))
+        if options.concurrency and level_name(options.concurrency) not in levels:
+            known = ", ".join(str(int(level.lstrip("c"))) for level in levels if level)
+            known = f"known: {known}" if known else f"{suite.name} has one alone; leave it out"
+            return f"options.concurrency: {options.concurrency} is none of the suite's; {known}"
+        return ""
+
+    def part(self, load: Load, evidence: Evidence) -> tuple[Load | None, str]:
+        """The rounds to be judged, and which these are; None: why there are none."""
+        if isinstance(self.options, Place) and self.options.at_slo:
+            return at_slo(load, evidence.candidate, evidence.alpha)
+        if isinstance(self.options, Where) and self.options.concurrency:
+            return at_level(
+                load, level_name(self.options.concurrency)
+            ), f"at {self.options.concurrency} requests at once"
+        return load, ""
+
+    def rounds(self, load: Load) -> Rounds | None:
+        """Of the gate's metric, a round as one; None: no round was run."""
+        found = over_levels(load).get(self.plan.metric)
+        return found if found is not None and found.names else None
+
     def judge(self, load: Load, evidence: Evidence) -> Judged:
         """What the rounds say."""
         raise NotImplementedError
@@ -66,6 +121,17 @@ class SpeedGate(Gate):
     def nothing(self, reason: str, **more: Any) -> Judged:
         """No judgement, and why."""
         return Judged(outcome=CheckOutcome.UNDECIDED, reason=reason, **more)
+
+
+def margin_or(plan: GatePlan, key: str, instead: float) -> bool:
+    """Whether the margin stands as written; False: `instead`, the option `key`, says it.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if plan.margin and instead:
+        raise UsageError(f"gates.{plan.name}: both `margin` and `options.{key}`; give one, the other 0")
+    return bool(plan.margin)
 
 
 def _too_many_lost(load: Load, candidate: str) -> Judged | None:

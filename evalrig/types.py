@@ -97,12 +97,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the model may call (OpenAI's `tools`)."""
+    """A function that the model may call (OpenAI's `tools`); `parameters` is a JSON Schema."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """JSON Schema of the arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,11 +328,12 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a variant costs and holds. Zero: the engine does not say."""
+    """What a variant costs and holds, and how many requests it runs at once. Zero: the engine does not say."""
 
     kv_tokens: int = 0
     kv_bytes_per_token: float = 0.0
     weight_bytes: int = 0
+    max_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,15 @@ from scipy import stats
 from evalrig.analysis.windows import decoded_within, one_batch
 from evalrig.loadgen.served import Floats, Requests, Served
 
+COSTS = ("request_start", "request_per_prompt", "request_per_output", "request_per_both")
+"""Scores of a block: coefficients of `CostModel`, in seconds, s/token, s/token and s/token^2. They may be negative."""
 SPARE = 4
 """Requests beyond the number of coefficients that a fit needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
-    """One number of a fit with its interval, two-sided at 1 - alpha."""
+    """One number with its interval."""
 
     value: float
     low: float
@@ -72,8 +74,8 @@ def alone(rows: Requests) -> NDArray[np.bool_]:
 
 
 def prefill(served: Served, alpha: float = 0.05) -> Prefill | None:
-    """From requests for one token that were alone, counted from when they were sent. Those whose prompt was cached are left
-    out. None: other answers, too few requests, or prompts of one length."""
+    """From requests for one token that were alone, counted from when they were sent; two-sided intervals at 1 - alpha. Those
+    whose prompt was cached are left out. None: other answers, too few requests, or prompts of one length."""
     rows = served.requests
     cold = alone(rows)
     if not cold.any() or (rows.tokens[rows.ok] != 1).any():
@@ -96,8 +98,9 @@ def decode(served: Served) -> Decode | None:
 
 
 def cost_model(served: Served, unsaturated: NDArray[np.bool_] | None = None, alpha: float = 0.05) -> CostModel | None:
-    """Least squares over good requests, counted from when they were sent; intervals by HC3, which allows long requests to
-    scatter more. `unsaturated`: rows that did not wait for others; None: all. None: too few, or lengths that do not vary."""
+    """Least squares over good requests, counted from when they were sent; two-sided intervals at 1 - alpha by HC3, which allows
+    long requests to scatter more. `unsaturated`: rows that did not wait for others; None: all. None: too few, or lengths that
+    do not vary."""
     rows = served.requests
     used = rows.ok & (rows.tokens > 0) & (rows.prompt_tokens > 0)
     used = used if unsaturated is None else used & unsaturated
@@ -110,9 +113,24 @@ def cost_model(served: Served, unsaturated: NDArray[np.bool_] | None = None, alp
     return CostModel(start=start, prompt=per_prompt, output=per_output, both=per_both, n=int(used.sum()))
 
 
+def over_rounds(values: ArrayLike, alpha: float = 0.05) -> Coefficient | None:
+    """Mean of one number a round, [rounds], with one-sided t limits at 1 - alpha each; None below 2 rounds."""
+    seen = np.asarray(values, float)
+    if seen.size < 2:
+        return None
+    mean = float(seen.mean())
+    reach = -float(stats.t.ppf(alpha, seen.size - 1)) * float(seen.std(ddof=1)) / float(np.sqrt(seen.size))
+    return Coefficient(value=mean, low=mean - reach, high=mean + reach)
+
+
 def phases_of(served: Served) -> dict[str, float]:
-    """Scores of the phases that a block shows: `prefill_slope` (s/token), `decode_seconds` (s/step of all streams)."""
+    """Scores of the phases that a block shows: `prefill_slope` (s/token), `decode_seconds` (s/step of all streams), and those in
+    `COSTS` of a request's seconds."""
+    model = cost_model(served)
     scores: dict[str, float] = {}
+    if model is not None:
+        parts = (model.start, model.prompt, model.output, model.both)
+        scores = {name: part.value for name, part in zip(COSTS, parts, strict=True)}
     slope = prefill(served)
     if slope is not None:
         scores["prefill_slope"] = slope.slope.value

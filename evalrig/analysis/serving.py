@@ -92,7 +92,7 @@ def metrics_of(served: Served, slo: Slo | None, gpus: int, window: Window | None
     scores = {"gpus": float(gpus), **_latency_scores(served), **phases_of(served)}
     if len(served.events.at):
         scores["exact"] = float(served.events.exact.mean())
-    scores |= _event_scores(served)
+    scores |= _event_scores(served) | _lengths(served)
     kept = None if slo is None else within(served, slo)
     if kept is not None:
         scores |= {"slo_ok": float(kept.sum()), "slo_n": float(len(kept))}
@@ -127,6 +127,15 @@ def _event_scores(served: Served) -> dict[str, float]:
     if not events or (rows.tokens[rows.ok] < 0).any():
         return {}
     return {"tokens_per_event": float(rows.tokens[rows.ok].sum() / events)}
+
+
+def _lengths(served: Served) -> dict[str, float]:
+    """Means of good requests: what decides how many fit into the KV cache at once."""
+    rows = served.requests
+    prompt, output = rows.prompt_tokens[rows.ok], rows.tokens[rows.ok]
+    if not len(prompt) or (prompt < 0).any() or (output < 0).any():
+        return {}
+    return {"tokens_in": float(prompt.mean()), "tokens_out": float(output.mean())}
 
 
 def _rates(served: Served, window: Window, gpus: int) -> dict[str, float]:

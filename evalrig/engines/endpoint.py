@@ -148,7 +148,8 @@ class Endpoint(Engine):
     async def capacity(self) -> Capacity:
         """Tokens in the KV cache, where told."""
         return Capacity(
-            kv_tokens=int(self._told.get("kv_cache_size_tokens", self._told.get("max_total_num_tokens", "0")))
+            kv_tokens=int(self._told.get("kv_cache_size_tokens", self._told.get("max_total_num_tokens", "0"))),
+            max_requests=int(self._told.get("max_running_requests", "0")),
         )
 
     async def tokenize(
@@ -224,7 +225,8 @@ class Endpoint(Engine):
             told = await _page(client, "/server_info")
             client.page = int(told.get("page_size") or 1)
             told["model"] = told.get("served_model_name", "")
-        keys = ("version", "kv_cache_dtype", "cache_dtype", "kv_cache_size_tokens", "max_total_num_tokens", "model")
+        keys = ("version", "kv_cache_dtype", "cache_dtype", "model")
+        keys += ("kv_cache_size_tokens", "max_total_num_tokens", "max_running_requests")
         return {key: str(told[key]) for key in keys if told.get(key)}
 
 

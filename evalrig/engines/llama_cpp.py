@@ -207,7 +207,9 @@ class LlamaCpp(Engine):
             device="cpu",
         )
         per_token = log.kv_bytes / log.kv_tokens if log.kv_tokens else 0.0
-        self._capacity = Capacity(kv_tokens=log.kv_tokens, kv_bytes_per_token=per_token, weight_bytes=size)
+        self._capacity = Capacity(
+            kv_tokens=log.kv_tokens, kv_bytes_per_token=per_token, weight_bytes=size, max_requests=slots
+        )
 
     @property
     def client(self) -> Client:

@@ -178,6 +178,7 @@ class Refengine(Engine):
             kv_tokens=int(self._info["max_total_num_tokens"]),
             kv_bytes_per_token=float(self._info["kv_bytes_per_token"]),
             weight_bytes=int(self._info["weight_bytes"]),
+            max_requests=int(self._info["max_running_requests"]),
         )
 
     async def tokenize(

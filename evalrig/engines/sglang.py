@@ -309,6 +309,7 @@ class Sglang(Launched):
             kv_tokens=tokens,
             kv_bytes_per_token=held / tokens if tokens else 0.0,
             weight_bytes=int(float(memory.get("weight") or 0.0) * 2**30),
+            max_requests=int(states[0].get("effective_max_running_requests_per_dp") or 0),
         )
 
     async def tokenize(

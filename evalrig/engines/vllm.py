@@ -213,7 +213,11 @@ class Vllm(Launched):
         tokens = int(self._cache.get("kv_cache_size_tokens") or 0)
         held, by_hand = self._cache.get("kv_cache_memory_bytes", ""), self._cache.get("num_gpu_blocks_override", "None")
         known = held.isdigit() and by_hand == "None" and tokens
-        return Capacity(kv_tokens=tokens, kv_bytes_per_token=int(held) / tokens if known else 0.0)
+        return Capacity(
+            kv_tokens=tokens,
+            kv_bytes_per_token=int(held) / tokens if known else 0.0,
+            max_requests=self.options.memory.max_num_seqs or 0,
+        )
 
     async def tokenize(
         self, prompt: str | Sequence[Message], tools: Sequence[Tool] = (), answer: bool = True

@@ -13,7 +13,7 @@ import numpy as np
 from evalrig.analysis.drift import Drift, drift
 from evalrig.errors import UsageError
 from evalrig.gate import Evidence, Gate, Pairs
-from evalrig.plan import GatePlan
+from evalrig.plan import GatePlan, SuitePlan
 from evalrig.types import Check, CheckOutcome, Estimate, Metric
 
 
@@ -44,12 +44,12 @@ class FailureDrift(Gate):
         return metric is None
 
     @classmethod
-    def unfit(cls, options: Any, failures: Sequence[str]) -> str:
+    def unfit(cls, options: Any, suite: SuitePlan) -> str:
         """See `Gate.unfit`."""
-        if not failures:
+        if not suite.failures:
             return "its suite does not tell how attempts fail; name one that does, or leave the gate out"
-        strange = [word for word in options.words if word not in failures]
-        return f"options.words: no failure {strange[0]!r}; known: {', '.join(failures)}" if strange else ""
+        strange = [word for word in options.words if word not in suite.failures]
+        return f"options.words: no failure {strange[0]!r}; known: {', '.join(suite.failures)}" if strange else ""
 
     def check(self, evidence: Evidence) -> Check:
         """See `Gate.check`."""

@@ -12,7 +12,7 @@ from evalrig.errors import UsageError
 from evalrig.gate import Evidence
 from evalrig.loads import Load
 from evalrig.plan import GatePlan
-from evalrig.speed import Judged, SpeedGate
+from evalrig.speed import Judged, SpeedGate, margin_or
 from evalrig.types import REFERENCE, Capacity, CheckOutcome, Estimate, Metric
 
 
@@ -38,9 +38,7 @@ class KvCapacity(SpeedGate):
     @classmethod
     def margin_of(cls, plan: GatePlan, options: KvCapacityOptions) -> float:
         """1 - `min_ratio` where 0 is written."""
-        if plan.margin and options.min_ratio:
-            raise UsageError(f"gates.{plan.name}: both `margin` and `options.min_ratio`; give one, the other 0")
-        if plan.margin:
+        if margin_or(plan, "min_ratio", options.min_ratio):
             return plan.margin
         if not 0 < options.min_ratio < math.inf:
             raise UsageError(f"gates.{plan.name}.options.min_ratio is {options.min_ratio}; above 0: 1.9 is 1.9 times")

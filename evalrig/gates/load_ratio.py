@@ -13,12 +13,12 @@ from evalrig.errors import UsageError
 from evalrig.gate import Evidence, outcome_of
 from evalrig.loads import Load
 from evalrig.plan import GatePlan
-from evalrig.speed import Judged, SpeedGate, beside, estimate_of, refusal
+from evalrig.speed import Judged, Place, SpeedGate, beside, estimate_of, margin_or, refusal
 from evalrig.types import CheckOutcome, Metric
 
 
 @dataclass(kw_only=True)
-class LoadRatioOptions:
+class LoadRatioOptions(Place):
     """Keys of `gates.<name>.options`."""
 
     min_ratio: float = 0.0
@@ -38,9 +38,7 @@ class LoadRatio(SpeedGate):
     @classmethod
     def margin_of(cls, plan: GatePlan, options: LoadRatioOptions) -> float:
         """1 - `min_ratio`, a negative loss, where 0 is written."""
-        if plan.margin and options.min_ratio:
-            raise UsageError(f"gates.{plan.name}: both `margin` and `options.min_ratio`; give one, the other 0")
-        if plan.margin:
+        if margin_or(plan, "min_ratio", options.min_ratio):
             return plan.margin
         if not 1 <= options.min_ratio < math.inf:
             raise UsageError(
@@ -55,8 +53,8 @@ class LoadRatio(SpeedGate):
 
     def judge(self, load: Load, evidence: Evidence) -> Judged:
         """See `SpeedGate.judge`."""
-        rounds, alpha, margin = load.rounds.get(self.plan.metric), evidence.alpha, self.plan.margin
-        if rounds is None or not len(rounds.names):
+        rounds, alpha, margin = self.rounds(load), evidence.alpha, self.plan.margin
+        if rounds is None:
             return self.nothing("no round of load was run")
         less = rounds.metric.less
         claim = beside_floor(rounds.reference, rounds.candidate, rounds.again, margin, alpha, less)

@@ -9,7 +9,7 @@ from evalrig.errors import UsageError
 from evalrig.gate import Evidence, outcome_of
 from evalrig.loads import Load
 from evalrig.plan import GatePlan
-from evalrig.speed import Judged, SpeedGate, beside, estimate_of, refusal
+from evalrig.speed import Judged, Place, SpeedGate, beside, estimate_of, refusal
 from evalrig.types import CheckOutcome, Metric
 
 COST = "usd"
@@ -17,8 +17,8 @@ COST = "usd"
 
 
 @dataclass(kw_only=True)
-class SavingOptions:
-    """Keys of `gates.<name>.options`: none."""
+class SavingOptions(Place):
+    """Keys of `gates.<name>.options`."""
 
 
 class Saving(SpeedGate):
@@ -38,8 +38,8 @@ class Saving(SpeedGate):
 
     def judge(self, load: Load, evidence: Evidence) -> Judged:
         """See `SpeedGate.judge`."""
-        rounds, alpha = load.rounds.get(self.plan.metric), evidence.alpha
-        if rounds is None or not len(rounds.names):
+        rounds, alpha = self.rounds(load), evidence.alpha
+        if rounds is None:
             return self.nothing("no round of load was run")
         margin = least_as_margin(self.plan.margin)
         claim = beside_floor(rounds.reference, rounds.candidate, rounds.again, margin, alpha, less=True)

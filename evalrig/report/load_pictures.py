@@ -10,8 +10,9 @@ from evalrig.analysis.load_ratio import ratio_of
 from evalrig.analysis.windows import in_flight
 from evalrig.errors import RunError
 from evalrig.evidence import Gathered
+from evalrig.levels import level_of, levels_of, over_levels
 from evalrig.loadgen.raw import blocks_in, read_requests
-from evalrig.loads import Floats, Load, level_of
+from evalrig.loads import Floats, Load
 from evalrig.plan import GatePlan, SuitePlan
 from evalrig.report.shown_load import Line, Picture, Point
 from evalrig.report.words import NOISE, drawn, listed, significant
@@ -68,7 +69,7 @@ def _pareto(suite: SuitePlan, loads: Mapping[str, Load], alpha: float) -> Pictur
 
 
 def _points(load: Load, across: Floats, up: Floats, alpha: float) -> Iterator[Point]:
-    for at in sorted({level_of(one) for one in load.names}):
+    for at in levels_of(load):
         here = np.array([level_of(one) == at for one in load.names]) & (across > 0) & (up > 0)
         if here.any():
             x, y = (ratio_of(np.ones(int(here.sum())), values[here], 0.0, alpha) for values in (across, up))
@@ -151,7 +152,7 @@ def _square(of: _Square, scores: Mapping[str, Estimate], loads: Mapping[str, Loa
     """Where each candidate stands: cheaper to the left, worse below."""
     lines: list[Line] = []
     for name, load in loads.items():
-        rounds, score = load.rounds[of.metric.name], scores.get(name)
+        rounds, score = over_levels(load)[of.metric.name], scores.get(name)
         cost = ratio_of(rounds.reference, rounds.candidate, 0.0, alpha, less=True)
         if cost.n and score is not None and score.value is not None:
             up = (

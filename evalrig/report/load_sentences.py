@@ -5,31 +5,36 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from evalrig.analysis.capacity import Fits, Level, capacity_ratio, knee
+from evalrig.analysis.capacity import Fits, Level, capacity_ratio, fits, knee
 from evalrig.analysis.cost import saved
 from evalrig.analysis.iso_slo import curve, iso_ratio
 from evalrig.analysis.load_floor import beside_floor
 from evalrig.evidence import Gathered
+from evalrig.levels import asked_of, at_slo, laid, level_of, levels_of, over_levels, spread
 from evalrig.likeness import BITS
-from evalrig.loads import Floats, Load, level_of
+from evalrig.loads import Floats, Load
 from evalrig.plan import SuitePlan
-from evalrig.report.words import percent, significant
+from evalrig.report.words import percent, significant, sized
 from evalrig.types import AGAIN, REFERENCE, Capacity
 
 COSTS = ("usd_per_million_output", "usd_per_million_input")
-UNKNOWN = Fits(limit=math.inf, worst=0.0, expected=math.inf)
-"""Nothing is known of the requests' lengths here: only the engine's own numbers tell why requests wait."""
+AT_SLO = ("tokens_per_gpu", *COSTS)
+"""What is told of the SLO point."""
 
 
 def sentences(gathered: Gathered, suite: SuitePlan, loads: Mapping[str, Load], alpha: float) -> Iterator[str]:
     """Candidate by candidate, the reference first where it has something of its own."""
     first = next(iter(loads.values()))
+    yield from _room(REFERENCE, first)
     yield from _knee(REFERENCE, first)
     for name, load in loads.items():
         yield from _capacity(gathered, name, load)
+        yield from _room(name, load)
         yield from _knee(name, load)
+        yield from _memory(name, load)
         yield from _saturated(name, load)
         yield from _cost(name, load, alpha)
+        yield from _at_slo(name, load, alpha)
         yield from _iso(name, load, alpha)
     yield from _client(loads)
 
@@ -58,7 +63,7 @@ def _knee(name: str, load: Load) -> Iterator[str]:
     if not np.isfinite(waiting).any() and not np.isfinite(put_back).any():
         return
     levels: list[Level] = []
-    for at in sorted({level_of(one) for one in load.names}):
+    for at in levels_of(load):
         here = np.array([level_of(one) == at for one in load.names]) & np.isfinite(lanes)
         if here.any():
             levels.append(
@@ -71,11 +76,52 @@ def _knee(name: str, load: Load) -> Iterator[str]:
             )
     if not levels:
         return
-    found = knee(levels, UNKNOWN)
+    found = knee(levels, _fits(name, load))
     if found.kv_binds is None:
         yield f"{name}: requests wait, and whether KV is the binding limit cannot be said: the engine does not tell how full it is."
     else:
         yield f"{name}: {found.words}."
+
+
+def _fits(arm: str, load: Load) -> Fits | None:
+    """Requests like these that run at once; None: the engine does not tell what it holds, or how long they were."""
+    tokens, told = load.capacity.get(arm, Capacity()), load.told.get(arm, {})
+    prompt, output = (_middle(told.get(score)) for score in ("tokens_in", "tokens_out"))
+    if tokens.kv_tokens <= 0 or math.isnan(prompt) or math.isnan(output):
+        return None
+    return fits(tokens.kv_tokens, prompt, output, tokens.max_requests)
+
+
+def _room(name: str, load: Load) -> Iterator[str]:
+    """How many requests run at once, by three rules."""
+    found, told = _fits(name, load), load.told.get(name, {})
+    if found is None:
+        return
+    length = f"{_middle(told.get('tokens_in')):,.0f} tokens in and {_middle(told.get('tokens_out')):,.0f} out"
+    limit = (
+        f"its own limit is {found.limit:,.0f}" if math.isfinite(found.limit) else "it does not tell a limit of its own"
+    )
+    yield (
+        f"{name}: its KV cache has room for about {math.floor(found.expected):,} requests of {length} at once, "
+        f"{math.floor(found.worst):,} if all have grown to their end; {limit}."
+    )
+
+
+def _memory(name: str, load: Load) -> Iterator[str]:
+    """The most that was in use on the GPUs, by whomever."""
+    peaks = [_most(load.told.get(arm, {}).get("gpu_bytes_most")) for arm in (name, REFERENCE)]
+    if not any(math.isnan(peak) for peak in peaks):
+        yield f"{name}: at most {sized(peaks[0])} of GPU memory in use under load, the reference {sized(peaks[1])} (NVML, all processes)."
+
+
+def _middle(values: Floats | None) -> float:
+    known = values[np.isfinite(values)] if values is not None else np.zeros(0)
+    return float(np.median(known)) if known.size else math.nan
+
+
+def _most(values: Floats | None) -> float:
+    known = values[np.isfinite(values)] if values is not None else np.zeros(0)
+    return float(known.max()) if known.size else math.nan
 
 
 def _saturated(name: str, load: Load) -> Iterator[str]:
@@ -88,8 +134,9 @@ def _saturated(name: str, load: Load) -> Iterator[str]:
 
 
 def _cost(name: str, load: Load, alpha: float) -> Iterator[str]:
+    rounds_of = over_levels(load)
     for metric in COSTS:
-        if (rounds := load.rounds.get(metric)) is None:
+        if (rounds := rounds_of.get(metric)) is None:
             continue
         costs = beside_floor(rounds.reference, rounds.candidate, rounds.again, 0.0, alpha, less=True).ratio
         if not costs.n:
@@ -101,17 +148,34 @@ def _cost(name: str, load: Load, alpha: float) -> Iterator[str]:
         yield f"{name}: {metric} {theirs} USD, the reference {ours}: {percent(found.value)} saved ({shown})."
 
 
+def _at_slo(name: str, load: Load, alpha: float) -> Iterator[str]:
+    """What each arm gives at the most load at which it keeps the SLO; only where there are limits."""
+    if "goodput" not in load.rounds:
+        return
+    found, where = at_slo(load, name, alpha)
+    asked = f"{percent(asked_of(load))} of requests within the SLO"
+    if found is None:
+        yield f"{name}: no comparison at the SLO point ({asked}): {where}."
+        return
+    parts: list[str] = []
+    for metric in (one for one in AT_SLO if one in found.rounds):
+        rounds = found.rounds[metric]
+        ratio = beside_floor(rounds.reference, rounds.candidate, rounds.again, 0.0, alpha, rounds.metric.less).ratio
+        if ratio.n:
+            shown = f"{significant(ratio.low, 4)} to {significant(ratio.high, 4)}" if ratio.interval else "no interval"
+            parts.append(f"{metric} × {significant(ratio.value, 4)} ({shown})")
+    if parts:
+        yield f"{name}: at the SLO point ({asked}; {where}): {', '.join(parts)}."
+
+
 def _iso(name: str, load: Load, alpha: float) -> Iterator[str]:
     """Tokens per GPU where both give a user the same speed; only with several concurrencies."""
-    levels = sorted({level_of(one) for one in load.names})
+    grid = laid(load)
     user, gpu = load.rounds.get("tokens_per_user"), load.rounds.get("tokens_per_gpu")
-    if len(levels) < 2 or user is None or gpu is None:
+    if grid.shape[1] < 2 or user is None or gpu is None:
         return
-    place = {one: at for at, one in enumerate(load.names)}
-    kept = sorted({one.removeprefix(level_of(one)) for one in load.names})
-    grid = [[place.get(f"{at}{rest}", -1) for at in levels] for rest in kept]
     ours, theirs = (
-        curve(_laid(one, grid), _laid(other, grid))
+        curve(spread(one, grid), spread(other, grid))
         for one, other in ((user.reference, gpu.reference), (user.candidate, gpu.candidate))
     )
     found, why = iso_ratio(ours, theirs, alpha=alpha)
@@ -127,11 +191,6 @@ def _iso(name: str, load: Load, alpha: float) -> Iterator[str]:
         f"{name}: at {significant(found.at)} tokens per second for each user, tokens per second and GPU × "
         f"{significant(found.ratio.value, 4)} ({shown})."
     )
-
-
-def _laid(values: Floats, grid: list[list[int]]) -> Floats:
-    """[rounds, concurrencies]; NaN where there was no such block."""
-    return np.array([[values[at] if at >= 0 else math.nan for at in row] for row in grid])
 
 
 def _client(loads: Mapping[str, Load]) -> Iterator[str]:

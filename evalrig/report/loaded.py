@@ -7,11 +7,13 @@ import numpy as np
 from evalrig.analysis.load_floor import Claim, beside_floor
 from evalrig.analysis.load_ratio import Ratio
 from evalrig.evidence import Gathered
-from evalrig.loads import Floats, Load, Rounds, level_of
+from evalrig.levels import level_of, levels_of, over_levels
+from evalrig.loads import Floats, Load, Rounds
 from evalrig.plan import SuitePlan
 from evalrig.report.load_pictures import pictures
 from evalrig.report.load_sentences import sentences
 from evalrig.report.phase_pictures import phase_pictures
+from evalrig.report.request_cost import request_cost
 from evalrig.report.shown_load import LoadView
 from evalrig.report.shown_maps import Row, Table
 from evalrig.report.solved import solved_lines
@@ -32,8 +34,9 @@ def load_view(gathered: Gathered, verdict: Verdict, suite: SuitePlan) -> LoadVie
     first, alpha = next(iter(loads.values())), gathered.plan.header.alpha
     claims = {name: _claims(load, alpha) for name, load in loads.items()}
     tables = [_table(gathered, verdict, suite, name, claims[name]) for name in loads]
-    if any(level_of(name) for name in first.names):
+    if len(levels_of(first)) > 1:
         tables += [_by_level(name, load, alpha) for name, load in loads.items()]
+    tables += [found for name, load in loads.items() if (found := request_cost(name, load, alpha)) is not None]
     lines = [line for arm, rows in _voids(loads).items() for line in (f"{arm}, {row}" for row in rows)]
     return LoadView(
         note=_note(suite, loads),
@@ -58,7 +61,7 @@ def _claims(load: Load, alpha: float) -> dict[str, Claim]:
     """Of every metric that some round has; the margin does not matter for what is shown."""
     found = {
         name: beside_floor(one.reference, one.candidate, one.again, 0.0, alpha, one.metric.less)
-        for name, one in load.rounds.items()
+        for name, one in over_levels(load).items()
     }
     return {name: claim for name, claim in found.items() if claim.ratio.n}
 
@@ -70,18 +73,26 @@ def _voids(loads: Mapping[str, Load]) -> dict[str, tuple[str, ...]]:
 
 def _note(suite: SuitePlan, loads: Mapping[str, Load]) -> str:
     """What a round is, and how many count."""
+    levels = levels_of(next(iter(loads.values())))
+    unit = "block" if len(levels) > 1 else "round"
     counted = [
-        f"{name}: {len(load.names) - load.lost(name)} of {count(len(load.names), 'round')} with both halves"
+        f"{name}: {len(load.names) - load.lost(name)} of {count(len(load.names), unit)} with both halves"
         for name, load in loads.items()
     ]
+    several = (
+        f"; a round has a block at each of {count(len(levels), 'concurrency', 'concurrencies')}, and counts as one"
+        if len(levels) > 1
+        else ""
+    )
     return (
         "In a round every variant serves the same requests, drawn once, one variant after the other in random order. A ratio "
-        f"is the variant's number over the reference's, round by round. {'; '.join(counted)}."
+        f"is the variant's number over the reference's, round by round{several}. {'; '.join(counted)}."
     )
 
 
 def _table(gathered: Gathered, verdict: Verdict, suite: SuitePlan, name: str, claims: Mapping[str, Claim]) -> Table:
     load, alpha = gathered.evidence(name).loads[suite.name], gathered.plan.header.alpha
+    rounds = over_levels(load)
     absent = [metric.name for metric in suite.metrics if metric.name not in claims]
     gone = (
         f" Not given, for the engine does not tell or there were too few requests: {', '.join(absent)}."
@@ -92,14 +103,19 @@ def _table(gathered: Gathered, verdict: Verdict, suite: SuitePlan, name: str, cl
         title=f"{name}: ratios to the reference",
         columns=("metric", "reading", "gate", "reference", name, "ratio", f"{level(alpha)} interval", "A/A",
                  f"A/A {level(alpha)} interval", "smallest effect seen"),
-        rows=tuple(_row(verdict, gathered, suite, name, load.rounds[metric], claim) for metric, claim in claims.items()),
+        rows=tuple(_row(verdict, gathered, suite, name, rounds[metric], claim) for metric, claim in claims.items()),
         note=(
-            "Medians over rounds, and the geometric mean of the rounds' ratios. A/A: the reference's second run over its first, "
-            "what no difference looks like here. Smallest effect seen: the loss that these rounds would tell from none, with "
-            f"80 % power.{gone}"
+            f"Medians over rounds, and the geometric mean of the rounds' ratios{_over(load)}. A/A: the reference's second run "
+            "over its first, what no difference looks like here. Smallest effect seen: the loss that these rounds would tell "
+            f"from none, with 80 % power.{gone}"
         ),
         named=2,
     )  # fmt: skip
+
+
+def _over(load: Load) -> str:
+    """Said where a round holds several concurrencies."""
+    return "; a round is the geometric mean over its concurrencies" if len(levels_of(load)) > 1 else ""
 
 
 def _row(verdict: Verdict, gathered: Gathered, suite: SuitePlan, arm: str, rounds: Rounds, claim: Claim) -> Row:
@@ -152,7 +168,7 @@ def _gated(verdict: Verdict, gathered: Gathered, suite: SuitePlan, arm: str, met
 
 def _by_level(name: str, load: Load, alpha: float) -> Table:
     """The same, concurrency by concurrency."""
-    levels = sorted({level_of(one) for one in load.names})
+    levels = levels_of(load)
     rows: list[Row] = []
     for metric in (load.rounds[one] for one in BY_LEVEL if one in load.rounds):
         for at in levels:

@@ -8,9 +8,10 @@ from evalrig.analysis.load_ratio import Ratio, ratio_of
 from evalrig.analysis.phases import alone
 from evalrig.errors import RunError
 from evalrig.evidence import Gathered
+from evalrig.levels import level_of
 from evalrig.loadgen.raw import blocks_in, read_requests
 from evalrig.loadgen.served import Requests
-from evalrig.loads import Floats, Load, level_of
+from evalrig.loads import Floats, Load
 from evalrig.plan import SuitePlan
 from evalrig.report.shown_load import Line, Picture, Point
 from evalrig.report.words import NOISE, drawn, listed, significant

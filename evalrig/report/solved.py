@@ -7,6 +7,7 @@ import numpy as np
 from evalrig.analysis.cost import Tasks, product, tokens_per_solved
 from evalrig.analysis.load_ratio import Ratio, ratio_of
 from evalrig.evidence import Gathered
+from evalrig.levels import over_levels
 from evalrig.loads import Load
 from evalrig.plan import SuitePlan
 from evalrig.report.words import significant
@@ -27,9 +28,9 @@ def solved_lines(gathered: Gathered, loads: Mapping[str, Load], alpha: float) ->
 
 
 def _dollars(load: Load, tokens: Ratio, alpha: float) -> str:
-    if COST not in load.rounds:
+    rounds = over_levels(load).get(COST)
+    if rounds is None:
         return ""
-    rounds = load.rounds[COST]
     costs = ratio_of(rounds.reference, rounds.candidate, 0.0, alpha, less=True)
     return f"; dollars per solved task × {_words(product(costs, tokens, alpha=alpha))}" if costs.n else ""
 

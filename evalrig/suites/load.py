@@ -98,6 +98,13 @@ class Limits:
     ttft: float = 0.0
     tpot: float = 0.0
     e2e: float = 0.0
+    attainment: float = 0.99
+    """Share of requests that must; the most load at which so many do is the SLO point."""
+
+    def seconds(self) -> dict[str, float]:
+        """The limits that there are."""
+        named = {"ttft": self.ttft, "tpot": self.tpot, "e2e": self.e2e}
+        return {name: limit for name, limit in named.items() if limit}
 
 
 @dataclass(kw_only=True)
@@ -136,7 +143,7 @@ class Load(Suite):
         _refuse_unfit(f"suites.{name}.options", options)
         prefill = options.workload == "prefill"
         cost = () if not options.price_per_gpu_hour else (COST_IN,) if prefill else (COST_OUT,)
-        slo = (GOODPUT,) if any(asdict(options.slo).values()) else ()
+        slo = (GOODPUT,) if options.slo.seconds() else ()
         self.metrics = (*THROUGHPUT, *FIRST, *(() if prefill else LATER), *slo, *cost)
         self.rows: tuple[Row, ...] = ()
         self.recorded: tuple[tuple[Stage, ...], ...] = ()
@@ -240,13 +247,15 @@ class Load(Suite):
     def _scores(self, served: Served, gpus: int) -> dict[str, float]:
         from evalrig.analysis import serving, windows
 
-        slo = {key: value for key, value in asdict(self.options.slo).items() if value}
+        slo = self.options.slo.seconds()
         window = None  # the concurrency rule
         if self.options.pace.loop == "open":
             window = windows.arriving(served.requests)
         elif self.options.workload == "decode" and self.options.requests == 1:
             window = windows.one_batch(served)
         scores = serving.metrics_of(served, serving.Slo(**slo) if slo else None, gpus, window)
+        if slo:
+            scores["slo_asked"] = self.options.slo.attainment
         if (share := cached_share(served)) is not None:
             scores["cached_share"] = share
         dollars = serving.dollars(scores, self.options.price_per_gpu_hour, gpus)
@@ -283,7 +292,8 @@ def _refuse_unfit(where: str, options: LoadOptions) -> None:
         ),
         (0 <= shape.spread <= 2, "shape.spread", f"{shape.spread}; 0 to 2"),
         (0 < shape.shared < 1 and shape.groups >= 1, "shape", "shared is between 0 and 1, groups at least 1"),
-        (min(asdict(options.slo).values()) >= 0, "slo", "limits are seconds, at least 0"),
+        (min(options.slo.seconds().values(), default=0) >= 0, "slo", "limits are seconds, at least 0"),
+        (0 < options.slo.attainment < 1, "slo.attainment", "a share of requests, above 0 and below 1: 0.99"),
         (options.price_per_gpu_hour >= 0, "price_per_gpu_hour", "at least 0"),
     ):
         if not fits:
