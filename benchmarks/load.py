@@ -3,7 +3,8 @@
     python benchmarks/load.py                          all clients, 64 and 256 streams
     python benchmarks/load.py --streams 64 --tokens 50
 
-Clients: `evalrig`; `httpx`, lines and one JSON parse an event; `httpx twice`, the same with each event parsed twice, as some
+Clients: `floor`, an epoll loop that reads, takes the kernel's time and does nothing else: what this machine asks of any client in
+Python; `evalrig`; `httpx`, lines and one JSON parse an event; `httpx twice`, the same with each event parsed twice, as some
 generators do to see whether it is whole. Each runs in a process of its own, on one core if there are two, with the mock on the
 other. "late" is the time that a client gives an event minus the time at which the mock handed it to the kernel; an event that
 shares its read with a later one has only an upper bound, and counts. "arrival" is how far from its due time a request was at the
@@ -13,9 +14,12 @@ mock, in an open loop of 100 a second.
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import resource
+import select
+import socket
 import subprocess
 import sys
 import time
@@ -28,10 +32,11 @@ from typing import Any
 import numpy as np
 
 from evalrig.loadgen.block import Block
+from evalrig.loadgen.connection import READ_BYTES, ROOM, STAMP, stamp
 from evalrig.loadgen.drive import Stop, run_block
 from evalrig.loadgen.schedule import Address, Call, Schedule
 
-CLIENTS = ("evalrig", "httpx", "httpx twice")
+CLIENTS = ("floor", "evalrig", "httpx", "httpx twice")
 STEP = 0.02
 RATE = 100.0
 
@@ -81,6 +86,28 @@ def ours(port: int, streams: int, tokens: int) -> Block:
     return asyncio.run(run_block(Address(host="127.0.0.1", port=port), schedule, stop=Stop(block=100)))
 
 
+def floor(port: int, streams: int, tokens: int) -> None:
+    """Reads until every answer's last chunk has come."""
+    waiting, told = select.epoll(), {}
+    for i in range(streams):
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.setsockopt(socket.SOL_SOCKET, STAMP, 1)
+        asked = body(f"r{i}", tokens)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(asked) + asked)
+        sock.setblocking(False)
+        told[sock.fileno()] = sock, [], []
+        waiting.register(sock.fileno(), select.EPOLLIN)
+    left = streams
+    while left:
+        for fd, _ in waiting.poll():
+            sock, times, pieces = told[fd]
+            came, stamps, _, _ = sock.recvmsg(READ_BYTES, ROOM)
+            times.append(stamp(stamps, 0))
+            pieces.append(came)
+            left -= came.endswith(b"\r\n0\r\n\r\n")
+
+
 async def lines(port: int, streams: int, tokens: int, parses: int) -> dict[str, list[int]]:
     import httpx
 
@@ -117,18 +144,27 @@ def measure(client: str, port: int, streams: int, tokens: int) -> list[float]:
     """[CPU microseconds an event, late p50, late p99 (milliseconds), events a second]."""
     pin(1)
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
-    done = (
-        ours(port, streams, tokens)
-        if client == "evalrig"
-        else asyncio.run(lines(port, streams, tokens, CLIENTS.index(client)))
-    )
+    done: Block | dict[str, list[int]] | None = None
+    if client == "floor":
+        floor(port, streams, tokens)
+    elif client == "evalrig":
+        done = ours(port, streams, tokens)
+    else:
+        done = asyncio.run(lines(port, streams, tokens, 2 if client.endswith("twice") else 1))
     after, seconds = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - began
-    times = arrivals(done) if isinstance(done, Block) else done
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     log = log_of(port)
-    late = np.concatenate([np.subtract(times[name], log[name]["sent"]) for name in times]) / 1e6
     events = sum(len(entry["sent"]) for entry in log.values())
-    return [cpu / events * 1e6, float(np.quantile(late, 0.5)), float(np.quantile(late, 0.99)), events / seconds]
+    late = [math.nan, math.nan]
+    if done is not None:
+        times = arrivals(done) if isinstance(done, Block) else done
+        each = np.concatenate([np.subtract(times[name], log[name]["sent"]) for name in times]) / 1e6
+        late = [float(np.quantile(each, 0.5)), float(np.quantile(each, 0.99))]
+    return [cpu / events * 1e6, *late, events / seconds]
+
+
+def shown(milliseconds: float) -> str:
+    return "-" if math.isnan(milliseconds) else f"{milliseconds:.3f}"
 
 
 def child(*words: str) -> list[float]:
@@ -159,7 +195,7 @@ def main() -> None:
     for streams in args.streams:
         for client in CLIENTS:
             row = child("--client", client, "--streams", str(streams), "--tokens", str(args.tokens))
-            print(f"{client:<12} {streams:>7} {row[0]:>12.1f} {row[1]:>11.3f} {row[2]:>11.3f} {row[3]:>9.0f}")
+            print(f"{client:<12} {streams:>7} {row[0]:>12.1f} {shown(row[1]):>11} {shown(row[2]):>11} {row[3]:>9.0f}")
     errors = np.array(child())
     print(
         f"arrival, open loop, {len(errors)} requests: p50 {np.quantile(errors, 0.5):.3f} ms, p99 {np.quantile(errors, 0.99):.3f} ms"

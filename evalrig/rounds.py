@@ -1,7 +1,8 @@
 """Rounds of load: every variant runs the same block, one after the other in random order, with nothing else on the machine.
 
-Where the engines of all variants fit side by side they are kept up. Else each block has a process of its own, so that the
-differences between starts are part of the noise and not of a variant.
+Where the engines of all variants fit side by side they are kept up. Else every variant is started anew for each round, so that
+the differences between starts are part of the noise and not of a variant; on that start it runs all blocks of the round, of
+all suites, for a start of a large model takes minutes.
 """
 
 import asyncio
@@ -26,13 +27,12 @@ SILENT_BLOCKS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """What is still to do of one round."""
+class Turn:
+    """What a variant has still to do in one round."""
 
-    suite: str
-    sample: str
-    order: tuple[Cell, ...]
-    """One cell a variant, in the order in which they run."""
+    variant: str
+    blocks: tuple[tuple[Cell, str], ...]
+    """Cells with the sample of each block."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,18 +44,26 @@ class Places:
     refused: set[str] = field(default_factory=set[str])
 
 
-def rounds_of(work: Work) -> Iterator[Round]:
-    """The rounds that are not whole, suite by suite. A variant's place in a round is drawn from the run's seed."""
+def rounds_of(work: Work, whole: bool) -> Iterator[tuple[Turn, ...]]:
+    """The rounds that are not complete, as turns of the variants; their order is drawn from the run's seed.
+
+    `whole`: all blocks of a round, of all concurrencies and suites, are one turn, as samples of the same cluster. Else each block
+    is, and pairs of blocks lie as near together as can be.
+    """
     cells = [cell for cell in work.pending if cell.stage == "block"]
+    owed: dict[str, list[tuple[Cell, str]]] = {}
     for suite in dict.fromkeys(cell.suite for cell in cells):
         own = [cell for cell in cells if cell.suite == suite]
         for sample in work.plan.suite(suite).samples:
-            names = [variant.name for variant in work.plan.variants]
-            random.Random(f"{work.plan.header.seed}/{suite}/{sample}/order").shuffle(names)
-            owing = [cell for cell in own if sample in work.pending[cell]]
-            if owing:
-                order = sorted(owing, key=lambda cell: names.index(cell.variant))
-                yield Round(suite=suite, sample=sample, order=tuple(order))
+            cluster = work.samples[suite][sample].cluster if whole else ""
+            blocks = [(cell, sample) for cell in own if sample in work.pending[cell]]
+            owed.setdefault(cluster or f"{suite}/{sample}", []).extend(blocks)
+    for key, blocks in owed.items():
+        names = [variant.name for variant in work.plan.variants]
+        random.Random(f"{work.plan.header.seed}/{key}/order").shuffle(names)
+        turns = [Turn(variant=name, blocks=tuple(one for one in blocks if one[0].variant == name)) for name in names]
+        if any(turn.blocks for turn in turns):
+            yield tuple(turn for turn in turns if turn.blocks)
 
 
 class Rounds:
@@ -76,7 +84,7 @@ class Rounds:
             RunError: the reference's engine was lost, or something could not be filed. What was filed stays.
         """
         try:
-            for one in rounds_of(self._work):
+            for one in rounds_of(self._work, whole=not self._kept):
                 if not await self._round(one):
                     return
             for watch in self._up.values():
@@ -85,17 +93,15 @@ class Rounds:
             for watch in self._up.values():
                 await watch.stop()
 
-    async def _round(self, one: Round) -> bool:
+    async def _round(self, turns: tuple[Turn, ...]) -> bool:
         """One round, filed together: of a round that is cut short nothing is kept. False: the reference must not be run."""
         papers: list[Paper] = []
-        for place, cell in enumerate(one.order, 1):
-            if REFERENCE not in self._places.proved and cell.variant != REFERENCE:
+        for place, turn in enumerate(turns, 1):
+            if REFERENCE not in self._places.proved and turn.variant != REFERENCE:
                 await self._prove_reference()
             if REFERENCE in self._places.refused:
                 return False
-            if cell.variant not in self._places.refused:
-                paper = await self._block(cell, one.sample, f"block {place} of {len(one.order)} in its round")
-                papers += [paper] if paper else []
+            papers += await self._turn(turn, f"turn {place} of {len(turns)} in its round")
         if papers:
             filing = asyncio.ensure_future(asyncio.to_thread(self._work.file.keep, papers))
             try:
@@ -104,6 +110,16 @@ class Rounds:
                 await filing  # what was begun is filed whole, or it is made twice
                 raise
         return REFERENCE not in self._places.refused
+
+    async def _turn(self, turn: Turn, place: str) -> list[Paper]:
+        """The blocks of one variant, on one start unless it dies; those after it was given up are not made."""
+        papers: list[Paper] = []
+        for cell, sample in turn.blocks:
+            paper = None if turn.variant in self._places.refused else await self._block(cell, sample, place)
+            papers += [paper] if paper else []
+        if not self._kept and (watch := self._up.get(turn.variant)) is not None:
+            await self._let_go(watch)
+        return papers
 
     async def _prove_reference(self) -> None:
         """A candidate is proved against the reference, whichever comes first in a round."""
@@ -126,8 +142,6 @@ class Rounds:
                 if not await self._again(watch, error):
                     return None
                 continue
-            if not self._kept:
-                await self._let_go(watch)
             return paper
 
     async def _proved(self, name: str) -> Watch | None:
@@ -181,7 +195,7 @@ class Rounds:
         """One block as a record. How its process came about is told with it."""
         started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
         attempt = await self._attempt(watch, cell, sample)
-        how = "an engine that was kept up" if self._kept else "an engine started for it"
+        how = "an engine that was kept up" if self._kept else "an engine started for this round"
         said = replace(attempt, trajectory=replace(attempt.trajectory, answer=f"{place}, on {how}"))
         paper = ended(cell, sample, said, started, time.monotonic() - began)
         self._silent[cell.variant] = self._silent[cell.variant] + 1 if attempt.state is State.INFRA else 0

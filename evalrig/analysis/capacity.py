@@ -74,16 +74,6 @@ class Knee:
     words: str
 
 
-def bytes_per_token(layers: int, kv_heads: int, head_dim: int, bytes_per_value: float) -> float:
-    """Keys and values of one token in all layers: 2 layers kv_heads head_dim bytes. 80 layers, 8 heads of 128 in two bytes:
-    327,680. Scales, an index cache and layers of another kind come on top; caches that share one latent hold less."""
-    if min(layers, kv_heads, head_dim) < 1 or not bytes_per_value > 0:
-        raise ValueError(
-            f"a KV cache of {layers} layers, {kv_heads} heads of {head_dim} in {bytes_per_value} bytes is none"
-        )
-    return 2.0 * layers * kv_heads * head_dim * bytes_per_value
-
-
 def capacity_ratio(reference: Capacity, candidate: Capacity, promised: float = math.nan) -> CapacityRatio:
     """Tokens held, and the two factors behind it. `promised`: reference / candidate in bytes a token by shape and formats
     (2 for an FP8 KV cache against BF16); NaN: not known."""

@@ -34,40 +34,12 @@ class Saving:
     """Of the costs, tested against 1 - `least`: `p_go` small shows that at least so much is saved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """Dollars per million tokens, input and output, by the share of the time that each takes."""
-
-    usd_per_million_input: float
-    usd_per_million_output: float
-
-
 def usd_per_million(price_hour: float, gpus: float, tokens_per_second: float) -> float:
     """Dollars per million tokens at a rate; `price_hour` in dollars per GPU and hour. 2.5 dollars, 8 GPUs, 5,000 tokens/s:
     1.1111. ValueError where one of them is not positive."""
     if not (price_hour > 0 and gpus > 0 and tokens_per_second > 0):
         raise ValueError(f"{price_hour!r} dollars an hour, {gpus!r} GPUs, {tokens_per_second!r} tokens/s: no cost")
     return price_hour * gpus * MILLION / (HOUR * tokens_per_second)
-
-
-def split(price_hour: float, gpus: float, prefill_rate: float, decode_rate: float) -> Split:
-    """Each kind of token priced by the time it takes: rates in tokens/s while nothing but that phase runs.
-
-    The price of a request is then input x the one + output x the other, whatever the mix.
-    """
-    return Split(
-        usd_per_million_input=usd_per_million(price_hour, gpus, prefill_rate),
-        usd_per_million_output=usd_per_million(price_hour, gpus, decode_rate),
-    )
-
-
-def split_by_share(price_hour: float, gpus: float, served: tuple[float, float], prefill_share: float) -> Split:
-    """From a mixed load that served `served` = (input, output) tokens/s while prefill took `prefill_share` of the time."""
-    probability(prefill_share, "prefill_share")
-    return Split(
-        usd_per_million_input=prefill_share * usd_per_million(price_hour, gpus, served[0]),
-        usd_per_million_output=(1.0 - prefill_share) * usd_per_million(price_hour, gpus, served[1]),
-    )
 
 
 def saving(reference: ArrayLike, candidate: ArrayLike, least: float = 0.0, alpha: float = 0.05) -> Saving:

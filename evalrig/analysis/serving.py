@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from evalrig.analysis.cost import usd_per_million
 from evalrig.analysis.percentiles import percentile
 from evalrig.analysis.phases import phases_of
 from evalrig.analysis.windows import Window, in_flight, over_saturated, steady, tokens_within
 from evalrig.loadgen.served import Floats, Served
-
-PRICED = 1_000_000
-"""Tokens that a price is told for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +162,10 @@ def _positive(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def dollars(scores: Mapping[str, float], price: float, gpus: int) -> dict[str, float]:
-    """US dollars per million tokens, at `price` per GPU-hour. All of the machine's time is laid on each: a price of input means
-    something of blocks that do little else, and a price of output of the others."""
-    per_second = price * gpus / 3600
-    found: dict[str, float] = {}
-    if output := scores.get("output_tokens_per_second"):
-        found["usd_per_million_output"] = per_second * PRICED / output
-    if prompt := scores.get("prompt_tokens_per_second"):
-        found["usd_per_million_input"] = per_second * PRICED / prompt
-    return found
+    """US dollars per million tokens, at `price` per GPU-hour; none without a price. All of the machine's time is laid on each: a
+    price of input means something of blocks that do little else, and a price of output of the others."""
+    rates = {
+        "usd_per_million_output": scores.get("output_tokens_per_second"),
+        "usd_per_million_input": scores.get("prompt_tokens_per_second"),
+    }
+    return {name: usd_per_million(price, gpus, rate) for name, rate in rates.items() if price and rate}

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Sequence
 from io import StringIO
 
-from evalrig.analysis.power import cannot_decide, power_rows, suite_power
+from evalrig.analysis.power import suite_power
 from evalrig.plan import GatePlan, Plan
 from evalrig.records import RunFolder
 from evalrig.report.failing import KIND
+from evalrig.report.plan_power import PAIRED, binary_power, rounds_power
 from evalrig.report.sentences import headline, metric_of
 from evalrig.report.view import uncovered
 from evalrig.report.words import count, margin_words, visible
 from evalrig.stability import LOG, STABILITY
-from evalrig.types import CheckOutcome, Level, Metric, Outcome, Verdict
+from evalrig.types import CheckOutcome, Level, Outcome, Verdict
 
 WIDTH = 100
 """Of captured output, so that it is the same everywhere."""
@@ -111,9 +112,22 @@ def _power(plan: Plan, power: float) -> list[str]:
     lines: list[str] = []
     for gate in plan.gates:
         metric = metric_of(gate, plan)
-        if gate.gating and metric and metric.kind == "binary":
-            lines += [*_binary_power(gate, metric, plan, power), ""]
-        elif gate.gating:
+        if not gate.gating:
+            continue
+        if metric and metric.kind == "binary":
+            title, table, short = binary_power(gate, metric, plan, power)
+            lines += [title, "", _table(*table), *short, ""]
+        elif gate.kind in PAIRED:
+            title, table = rounds_power(gate, _margin(gate, plan), plan, power)
+            lines += [title, "", _table(*table), ""]
+        elif plan.suite(gate.suite).blocks:
+            how = (
+                "counts the requests of all rounds"
+                if gate.kind == "slo"
+                else "is read back from the engines, not sampled"
+            )
+            lines += [f"{gate.name}: margin {_margin(gate, plan)}; {how}", ""]
+        else:
             lines += [
                 f"{gate.name}: margin {_margin(gate, plan)}; what {count(len(plan.suite(gate.suite).samples), 'sample')} "
                 "decide depends on the spread between them, which the run measures (A/A gives the noise in it)",
@@ -122,33 +136,6 @@ def _power(plan: Plan, power: float) -> list[str]:
     if not any(gate.gating for gate in plan.gates):
         lines += ["no gate is gating: no candidate can be GO; no checks is not a pass", ""]
     return lines[:-1]
-
-
-def _binary_power(gate: GatePlan, metric: Metric, plan: Plan, power: float) -> list[str]:
-    samples = len(plan.suite(gate.suite).samples)
-    n = plan.suite(gate.suite).clusters or samples  # what shares a cluster may move as one
-    rows = power_rows(n, gate.margin, plan.header.alpha, power)
-    scale = metric.scale
-    table = [
-        (
-            f"{row.discordance:.0%}",
-            f"{row.needed:,}",
-            f"{scale * row.resolvable:.2g} {metric.units}",
-            "yes" if row.decides else "no",
-        )
-        for row in rows
-    ]
-    title = f"{gate.name}: margin {margin_words(gate.margin, metric)}, n={n}"
-    if n < samples:
-        title += f": clusters of {samples:,} samples, which may move as one"
-    columns = (
-        "discordance",
-        "clusters needed" if n < samples else "samples needed",
-        "smallest margin it decides",
-        "decides",
-    )
-    short = [cannot_decide(gate.suite, n, gate.margin, row) for row in rows if not row.decides]
-    return [title, "", _table(columns, table), *short]
 
 
 def _margin(gate: GatePlan, plan: Plan) -> str:

@@ -258,8 +258,7 @@ class Load(Suite):
             scores["slo_asked"] = self.options.slo.attainment
         if (share := cached_share(served)) is not None:
             scores["cached_share"] = share
-        dollars = serving.dollars(scores, self.options.price_per_gpu_hour, gpus)
-        return scores | {name: value for name, value in dollars.items() if value}
+        return scores | serving.dollars(scores, self.options.price_per_gpu_hour, gpus)
 
 
 def _refuse_unfit(where: str, options: LoadOptions) -> None:

@@ -95,7 +95,7 @@ def test_engines_that_fit_are_kept_up(tmp_path: Path, client: load_client.Client
     }
 
 
-def test_engines_that_do_not_fit_are_started_for_each_block_and_proved(
+def test_engines_that_do_not_fit_are_started_for_each_round_and_proved(
     tmp_path: Path, client: load_client.Client
 ) -> None:
     progress = Silent()
@@ -106,8 +106,33 @@ def test_engines_that_do_not_fit_are_started_for_each_block_and_proved(
     passed = Counter(line.partition(":")[0] for line in progress.lines if "preflight passed" in line)
     assert passed == started
     answers = {record.trajectory.answer for record in records(finished.folder)}
-    assert all(answer.endswith("on an engine started for it") for answer in answers)
-    assert {answer.partition(" in")[0] for answer in answers} == {f"block {n} of 3" for n in (1, 2, 3)}
+    assert all(answer.endswith("on an engine started for this round") for answer in answers)
+    assert {answer.partition(" in")[0] for answer in answers} == {f"turn {n} of 3" for n in (1, 2, 3)}
+
+
+def test_all_blocks_of_a_round_share_its_start(tmp_path: Path, client: load_client.Client) -> None:
+    """Two suites, one with two concurrencies: nine starts would be an hour each night on eight GPUs, three are enough."""
+    options = {**LOAD, "pace": {"rounds": 2}}
+    suites = {
+        "load": {"kind": "load", "again": 1.0, "options": {**options, "concurrency": [1, 2]}},
+        "other": {"kind": "load", "again": 1.0, "options": options},
+    }
+    progress = Silent()
+    gates = {
+        name: {"kind": "load_ratio", "suite": name, "metric": "output_tokens_per_second", "margin": 0.1}
+        for name in suites
+    }
+    finished = carry_out(load_file(tmp_path, engines=1, suites=suites, gates=gates), progress=progress)
+    started = starts(progress)
+    assert {started["cheap"], started[AGAIN]} == {2}
+    assert started[REFERENCE] in (2, 3)
+    rows = [row for arm in ARMS for suite in suites for row in finished.folder.records(arm, suite)]
+    assert len(rows) == 3 * (2 * 2 + 2)
+    ordered = sorted(rows, key=lambda row: row.provenance.started)
+    numbers = [row.sample[-2:] for row in ordered]
+    assert [numbers[:9], numbers[9:]] in ([["01"] * 9, ["02"] * 9], [["02"] * 9, ["01"] * 9])
+    for turn in range(6):
+        assert len({row.variant for row in ordered[3 * turn : 3 * turn + 3]}) == 1
 
 
 def test_blocks_are_on_disk_before_their_records_and_a_round_is_filed_together(

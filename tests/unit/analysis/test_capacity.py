@@ -4,19 +4,13 @@ import math
 
 import pytest
 
-from evalrig.analysis.capacity import Level, bytes_per_token, capacity_ratio, fits, knee
+from evalrig.analysis.capacity import Level, capacity_ratio, fits, knee
 from evalrig.types import Capacity
 
-PER_TOKEN = bytes_per_token(80, 8, 128, 2)
+PER_TOKEN = 2.0 * 80 * 8 * 128 * 2
+"""Keys and values of 80 layers with 8 heads of 128 in two bytes."""
 BF16 = Capacity(kv_tokens=100_000, kv_bytes_per_token=PER_TOKEN)
 NAN = math.nan
-
-
-def test_bytes_of_a_token_by_shape():
-    assert PER_TOKEN == 327_680
-    assert bytes_per_token(80, 8, 128, 1) == PER_TOKEN / 2
-    with pytest.raises(ValueError, match="is none"):
-        bytes_per_token(0, 8, 128, 2)
 
 
 def test_half_the_bytes_give_twice_the_tokens_in_an_equal_pool():

@@ -9,8 +9,6 @@ from evalrig.analysis.cost import (
     Tasks,
     product,
     saving,
-    split,
-    split_by_share,
     tokens_per_solved,
     usd_per_million,
 )
@@ -25,19 +23,6 @@ def test_dollars_per_million_tokens_by_hand():
     for wrong in ((0, 1, 1), (1, 1, 0), (1, 1, math.nan)):
         with pytest.raises(ValueError, match="no cost"):
             usd_per_million(*wrong)
-
-
-def test_input_and_output_are_priced_by_the_time_they_take():
-    """3,600 dollars an hour are one a second: 10 s of prefill at 1,000/s and 90 s of decode at 100/s cost 100 dollars."""
-    prices = split(3600, 1, prefill_rate=1000, decode_rate=100)
-    assert 10_000 * prices.usd_per_million_input / 1e6 == pytest.approx(10.0)
-    assert 9_000 * prices.usd_per_million_output / 1e6 == pytest.approx(90.0)
-    mixed = split_by_share(3600, 1, served=(100.0, 90.0), prefill_share=0.1)
-    assert (mixed.usd_per_million_input, mixed.usd_per_million_output) == pytest.approx(
-        (prices.usd_per_million_input, prices.usd_per_million_output)
-    )
-    with pytest.raises(ValueError, match="prefill_share"):
-        split_by_share(3600, 1, (100.0, 90.0), 1.5)
 
 
 def test_a_saving_has_the_interval_of_the_ratio_of_rates():

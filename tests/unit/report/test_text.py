@@ -1,7 +1,11 @@
 """What terminals show."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+
+from toys.rounds import load_folder
 
 from evalrig.records import RunFolder
 from evalrig.report.text import ending, planned
@@ -86,3 +90,20 @@ def test_planned_counts_the_clusters_of_a_suite_and_not_its_samples(make: Make) 
     assert "margin 5 points, n=60: clusters of 120 samples, which may move as one" in text
     assert "clusters needed" in text
     assert "clusters of" not in planned(plan, "")
+
+
+def test_a_plan_with_load_says_at_which_noise_its_rounds_decide(tmp_path: Path) -> None:
+    """Known answers: at 80 % power a margin of 1 % takes 8 rounds where the noise of one is 1 % (docs/load.md)."""
+    gates = {
+        "speed": {"kind": "load_ratio", "metric": "output_tokens_per_second", "margin": 0.01},
+        "cheaper": {"kind": "saving", "metric": "usd_per_million_output", "margin": 0.2},
+        "held": {"kind": "kv_capacity", "margin": -0.9},
+    }
+    plan = load_folder(tmp_path, gates, rounds=8).plan()
+    shown = planned(plan, "").partition("what it can decide")[2]
+    speed, _, rest = shown.partition("cheaper:")
+    assert "speed: margin 1 %, 8 rounds" in speed
+    assert re.search(r"1\.0 % +8 +\S+ % +yes", speed)
+    assert re.search(r"3\.0 % +\d+ +\S+ % +no", speed)
+    assert "a gain must exceed what is asked by" in rest
+    assert "held: margin at least × 1.9; is read back from the engines, not sampled" in rest
