@@ -1,5 +1,4 @@
-"""Prefill and decode apart: the slope of the first token over the prompt's length, the rate of one batch, and what a token of
-each costs in ordinary traffic."""
+"""Prefill and decode apart: the slope of the first token over the prompt's length, and the rate of one batch."""
 
 from dataclasses import dataclass
 
@@ -10,8 +9,6 @@ from scipy import stats
 from evalrig.analysis.windows import decoded_within, one_batch
 from evalrig.loadgen.served import Floats, Requests, Served
 
-COSTS = ("request_start", "request_per_prompt", "request_per_output", "request_per_both")
-"""Scores of a block: coefficients of `CostModel`, in seconds, s/token, s/token and s/token^2. They may be negative."""
 SPARE = 4
 """Requests beyond the number of coefficients that a fit needs."""
 
@@ -32,20 +29,6 @@ class Prefill:
     start: Coefficient
     slope: Coefficient
     """Seconds a token."""
-    n: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostModel:
-    """Seconds of a request = start + prompt x in + output x out + both x in x out."""
-
-    start: Coefficient
-    prompt: Coefficient
-    """Seconds a token of the prompt."""
-    output: Coefficient
-    """Seconds a generated token, of an empty context."""
-    both: Coefficient
-    """Seconds more of a generated token for each token of the prompt: attention over the context."""
     n: int
 
 
@@ -97,40 +80,9 @@ def decode(served: Served) -> Decode | None:
     )
 
 
-def cost_model(served: Served, unsaturated: NDArray[np.bool_] | None = None, alpha: float = 0.05) -> CostModel | None:
-    """Least squares over good requests, counted from when they were sent; two-sided intervals at 1 - alpha by HC3, which allows
-    long requests to scatter more. `unsaturated`: rows that did not wait for others; None: all. None: too few, or lengths that
-    do not vary."""
-    rows = served.requests
-    used = rows.ok & (rows.tokens > 0) & (rows.prompt_tokens > 0)
-    used = used if unsaturated is None else used & unsaturated
-    prompt, output = rows.prompt_tokens[used].astype(float), rows.tokens[used].astype(float)
-    columns = [np.ones_like(prompt), prompt, output, prompt * output]
-    found = _fit(columns, (rows.last - rows.sent)[used], alpha)
-    if found is None:
-        return None
-    start, per_prompt, per_output, per_both = found
-    return CostModel(start=start, prompt=per_prompt, output=per_output, both=per_both, n=int(used.sum()))
-
-
-def over_rounds(values: ArrayLike, alpha: float = 0.05) -> Coefficient | None:
-    """Mean of one number a round, [rounds], with one-sided t limits at 1 - alpha each; None below 2 rounds."""
-    seen = np.asarray(values, float)
-    if seen.size < 2:
-        return None
-    mean = float(seen.mean())
-    reach = -float(stats.t.ppf(alpha, seen.size - 1)) * float(seen.std(ddof=1)) / float(np.sqrt(seen.size))
-    return Coefficient(value=mean, low=mean - reach, high=mean + reach)
-
-
 def phases_of(served: Served) -> dict[str, float]:
-    """Scores of the phases that a block shows: `prefill_slope` (s/token), `decode_seconds` (s/step of all streams), and those in
-    `COSTS` of a request's seconds."""
-    model = cost_model(served)
+    """Scores of the phases that a block shows: `prefill_slope` (s/token), `decode_seconds` (s/step of all streams)."""
     scores: dict[str, float] = {}
-    if model is not None:
-        parts = (model.start, model.prompt, model.output, model.both)
-        scores = {name: part.value for name, part in zip(COSTS, parts, strict=True)}
     slope = prefill(served)
     if slope is not None:
         scores["prefill_slope"] = slope.slope.value

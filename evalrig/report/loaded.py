@@ -36,7 +36,9 @@ def load_view(gathered: Gathered, verdict: Verdict, suite: SuitePlan) -> LoadVie
     tables = [_table(gathered, verdict, suite, name, claims[name]) for name in loads]
     if len(levels_of(first)) > 1:
         tables += [_by_level(name, load, alpha) for name, load in loads.items()]
-    tables += [found for name, load in loads.items() if (found := request_cost(name, load, alpha)) is not None]
+    tables += [
+        found for name, load in loads.items() if (found := request_cost(gathered, suite, name, load, alpha)) is not None
+    ]
     lines = [line for arm, rows in _voids(loads).items() for line in (f"{arm}, {row}" for row in rows)]
     return LoadView(
         note=_note(suite, loads),
@@ -101,15 +103,15 @@ def _table(gathered: Gathered, verdict: Verdict, suite: SuitePlan, name: str, cl
     )
     return Table(
         title=f"{name}: ratios to the reference",
-        columns=("metric", "reading", "gate", "reference", name, "ratio", f"{level(alpha)} interval", "A/A",
-                 f"A/A {level(alpha)} interval", "smallest effect seen"),
+        columns=("metric", "reading", "reference", name, "ratio", f"{level(alpha)} interval", "A/A",
+                 "A/A interval", "resolves"),
         rows=tuple(_row(verdict, gathered, suite, name, rounds[metric], claim) for metric, claim in claims.items()),
         note=(
             f"Medians over rounds, and the geometric mean of the rounds' ratios{_over(load)}. A/A: the reference's second run "
-            "over its first, what no difference looks like here. Smallest effect seen: the loss that these rounds would tell "
+            "over its first, what no difference looks like here. Resolves: the loss that these rounds would tell "
             f"from none, with 80 % power.{gone}"
         ),
-        named=2,
+        named=1,
     )  # fmt: skip
 
 
@@ -121,12 +123,12 @@ def _over(load: Load) -> str:
 def _row(verdict: Verdict, gathered: Gathered, suite: SuitePlan, arm: str, rounds: Rounds, claim: Claim) -> Row:
     metric, ratio, floor = rounds.metric, claim.ratio, claim.floor
     both = np.isfinite(rounds.reference) & np.isfinite(rounds.candidate)
+    gated = _gated(verdict, gathered, suite, arm, metric.name)
     return Row(
         label=metric.name,
-        hint=f"{metric.units}{'; less is better' if metric.less else ''}",
+        hint=f"{metric.units}{'; less is better' if metric.less else ''}{gated and f'; {gated}'}",
         cells=(
             reading(claim, metric.less),
-            _gated(verdict, gathered, suite, arm, metric.name),
             significant(float(np.median(rounds.reference[both]))),
             significant(float(np.median(rounds.candidate[both]))),
             significant(ratio.value, 4),
@@ -163,7 +165,7 @@ def _gated(verdict: Verdict, gathered: Gathered, suite: SuitePlan, arm: str, met
         for check in checks
         if check.gate in gates
     ]
-    return "; ".join(found) or NOTHING
+    return "; ".join(found)
 
 
 def _by_level(name: str, load: Load, alpha: float) -> Table:

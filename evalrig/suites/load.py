@@ -258,7 +258,8 @@ class Load(Suite):
             scores["slo_asked"] = self.options.slo.attainment
         if (share := cached_share(served)) is not None:
             scores["cached_share"] = share
-        return scores | serving.dollars(scores, self.options.price_per_gpu_hour, gpus)
+        costs = serving.dollars(scores, self.options.price_per_gpu_hour, gpus)
+        return scores | {metric.name: costs[metric.name] for metric in self.metrics if metric.name in costs}
 
 
 def _refuse_unfit(where: str, options: LoadOptions) -> None:

@@ -12,7 +12,8 @@ from toys import sse
 from toys.sse import DONE, chat, exchange, text, usage
 
 from evalrig.analysis.percentiles import least, percentile
-from evalrig.analysis.phases import alone, cost_model, decode, phases_of, prefill
+from evalrig.analysis.phases import alone, decode, phases_of, prefill
+from evalrig.analysis.request_cost import request_costs, sums_of
 from evalrig.analysis.serving import SLOS, Slo, dollars, latencies, metrics_of, within
 from evalrig.analysis.windows import Window, arriving, in_flight, one_batch, over_saturated, steady, tokens_within
 from evalrig.loadgen.block import Exchange
@@ -342,9 +343,21 @@ def test_prompts_that_were_cached_have_no_prefill() -> None:
     assert prefill(served(*(sse.steady_stream(5, 5, 4, index=i) for i in range(9)))) is None, "answers of four tokens"
 
 
-def traffic(rng: np.random.Generator, n: int) -> Served:
+def traffic(
+    rng: np.random.Generator,
+    n: int,
+    slow: float = 1.0,
+    prompt_cost: float = 4e-5,
+    output_cost: float = 8e-3,
+    *,
+    noise: float = 0.02,
+) -> Served:
     prompt, output = rng.integers(50, 4000, n), rng.integers(20, 500, n)
-    took = (0.03 + 4e-5 * prompt + 8e-3 * output + 1e-6 * prompt * output) * rng.lognormal(0, 0.02, n)
+    took = (
+        slow
+        * (0.03 + prompt_cost * prompt + output_cost * output + 1e-6 * prompt * output)
+        * rng.lognormal(0, noise, n)
+    )
     rows = spans([float(i) for i in range(n)], (np.arange(n) + took).tolist())
     wanted = Requests(
         **{name: getattr(rows, name) for name in Requests.__slots__ if name not in ("prompt_tokens", "tokens")},
@@ -356,24 +369,40 @@ def traffic(rng: np.random.Generator, n: int) -> Served:
     return Served(requests=wanted, events=events, seconds=1.0)
 
 
-def test_the_cost_model_covers_what_was_put_in() -> None:
-    rng = np.random.default_rng(5)
-    covered = [0, 0, 0]
-    for _ in range(100):
-        model = cost_model(traffic(rng, 120))
-        assert model is not None
-        truths = [(model.prompt, 4e-5), (model.output, 8e-3), (model.both, 1e-6)]
-        covered = [n + (c.low <= true <= c.high) for n, (c, true) in zip(covered, truths, strict=True)]
-    assert min(covered) >= 88, "95 % and three standard errors of 100, although long requests scatter more"
+def test_what_a_request_costs_covers_what_was_put_in() -> None:
+    """A candidate with dearer prefill and cheaper decode; blocks of one round are both slow or both fast."""
+    rng, truth = np.random.default_rng(5), np.array([0.0, 2e-5, -3e-3, 0.0])
+    covered = np.zeros(4)
+    for _ in range(200):
+        pace = rng.lognormal(0, 0.05, 8)
+        ours = [sums_of(traffic(rng, 24, slow).requests) for slow in pace]
+        theirs = [sums_of(traffic(rng, 24, slow, 6e-5, 5e-3).requests) for slow in pace]
+        parts = request_costs(ours, theirs)
+        assert parts is not None
+        covered += [
+            part.difference.low <= true <= part.difference.high for part, true in zip(parts, truth, strict=True)
+        ]
+    assert covered.min() >= 160, "90 % of 200 and a little less: eight rounds are few for a jackknife"
+    assert covered.max() <= 200
 
 
-def test_the_cost_model_needs_lengths_that_vary() -> None:
-    assert cost_model(served(*(sse.steady_stream(5, 5, 4, index=i) for i in range(20)))) is None
-    assert cost_model(traffic(np.random.default_rng(0), 7)) is None
-    some = traffic(np.random.default_rng(0), 40)
-    model = cost_model(some, unsaturated=np.arange(40) < 20)
-    assert model is not None
-    assert model.n == 20
+def test_what_a_request_costs_is_exact_without_noise() -> None:
+    rng = np.random.default_rng(1)
+    blocks = [sums_of(traffic(rng, 12, noise=0.0).requests) for _ in range(3)]
+    parts = request_costs(blocks, blocks)
+    assert parts is not None
+    assert [part.reference.value for part in parts] == pytest.approx([0.03, 4e-5, 8e-3, 1e-6], rel=1e-4)
+    assert all(part.difference.low == part.difference.high == 0 for part in parts)
+
+
+def test_what_a_request_costs_needs_lengths_that_vary_and_rounds() -> None:
+    rng = np.random.default_rng(0)
+    alike = [sums_of(served(*(sse.steady_stream(5, 5, 4, index=i) for i in range(20))).requests)] * 4
+    assert request_costs(alike, alike) is None
+    some = [sums_of(traffic(rng, 24).requests) for _ in range(3)]
+    assert request_costs(some[:2], some[:2]) is None
+    few = [sums_of(traffic(rng, 3).requests) for _ in range(3)]
+    assert request_costs(few, few) is None, "six requests where one round is left out"
 
 
 def test_windows_of_many_requests_are_quick() -> None:

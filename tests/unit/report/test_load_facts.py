@@ -1,4 +1,4 @@
-"""What the report says of a load besides ratios: what a request costs, what fits at once, memory, and the SLO point."""
+"""What the report says of a load besides ratios: what fits at once, memory, and the SLO point."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,6 @@ import pytest
 from evalrig.levels import level_of
 from evalrig.loads import Load
 from evalrig.report.load_sentences import _at_slo, _knee, _memory, _room
-from evalrig.report.request_cost import request_cost
 from evalrig.types import AGAIN, REFERENCE, Capacity
 
 NAMES = tuple(f"c{lanes:02d}-round-{number}" for number in range(4) for lanes in (2, 8))
@@ -20,37 +19,6 @@ def load(**told: Any) -> Load:
     scores = {arm: {name: np.asarray(values, float) for name, values in told.get(arm, {}).items()} for arm in arms}
     there = np.zeros(len(NAMES), np.bool_)
     return Load(rounds={}, void={}, capacity={}, names=NAMES, told=scores, missing=dict.fromkeys(arms, there))
-
-
-def costs(prompt: float, output: float, waits: bool = False) -> dict[str, Any]:
-    noise = np.tile([0.0, 1e-5], 4)
-    one: dict[str, Any] = {
-        "request_start": np.full(8, 0.01),
-        "request_per_prompt": prompt + noise,
-        "request_per_output": output + noise,
-        "request_per_both": np.full(8, -1e-7),
-    }
-    heavy = np.array([level_of(name) == "c08" for name in NAMES])
-    return one | {"waiting_most": np.where(heavy & waits, 3.0, 0.0)}
-
-
-def test_what_a_request_costs_is_told_by_part_and_concurrency() -> None:
-    """FP8 KV, vllm #42058: prefill dearer and decode cheaper, which end-to-end times hide."""
-    found = request_cost("cheap", load(reference=costs(2e-4, 0.02), cheap=costs(3e-4, 0.01)), 0.05)
-    assert found is not None
-    assert found.columns[:5] == ("part", "concurrency", "reference", "cheap", "difference")
-    rows = {(row.label, row.cells[0]): row.cells[1:] for row in found.rows}
-    assert len(rows) == 8
-    assert rows["a token of the prompt", "c02"][:4] == ("0.200", "0.300", "0.100", "0.100 to 0.100")
-    assert rows["a generated token", "c08"][:3] == ("20.0", "10.0", "−10.0")
-    assert rows["both", "c02"][:2] == ("−0.100", "−0.100")
-
-
-def test_blocks_in_which_requests_waited_tell_no_cost() -> None:
-    found = request_cost("cheap", load(reference=costs(2e-4, 0.02, waits=True), cheap=costs(3e-4, 0.01)), 0.05)
-    assert found is not None
-    assert {row.cells[0] for row in found.rows} == {"c02"}
-    assert request_cost("cheap", load(reference=costs(2e-4, 0.02)), 0.05) is None
 
 
 def test_how_many_requests_fit_is_told_by_three_rules() -> None:

@@ -12,6 +12,7 @@ from evalrig.loadgen.events import parse
 from evalrig.loadgen.raw import write_block
 from evalrig.loads import Load, Rounds
 from evalrig.report.phase_pictures import phase_pictures
+from evalrig.report.request_cost import request_cost
 from evalrig.report.solved import solved_lines
 from evalrig.types import AGAIN, REFERENCE, Completion, Metric, Record, Sample, State, Trajectory
 
@@ -106,3 +107,37 @@ def test_a_cheaper_token_of_which_more_are_needed_is_no_saving() -> None:
 
 def test_answers_that_were_only_scored_cost_no_tokens() -> None:
     assert list(solved_lines(quiz(0), {"cheap": load()}, 0.05)) == []
+
+
+def test_what_a_request_costs_is_read_from_the_requests_of_all_rounds(tmp_path: Path) -> None:
+    """vllm #42058: FP8 KV made prefill dearer and decode cheaper, which end-to-end times hid. A block that piled up is left out."""
+    names, random = tuple(f"c02-round-{number:02d}" for number in range(4)), np.random.default_rng(2)
+    for number, name in enumerate(names):
+        sizes = [(int(p), int(o)) for p, o in zip(random.integers(20, 200, 8), random.integers(2, 20, 8), strict=True)]
+        for arm, per_prompt, per_output in ((REFERENCE, 0.2, 10.0), ("cheap", 0.3, 5.0), (AGAIN, 0.2, 10.0)):
+            asked = list[Any]()
+            for at, (prompt, output) in enumerate(sizes):
+                due = 10 + 1000 * at
+                took = 7 + per_prompt * prompt + per_output * output + (500 if number == 3 else 0)
+                arrivals = [(due + took, text("a") + usage(output, prompt=prompt) + DONE)]
+                asked.append(exchange(arrivals, index=at, due=due))
+            one = block(*asked)
+            write_block(tmp_path / arm / "load" / "load" / name, one, parse(one))
+    piled = {"over_saturated": np.array([0.0, 0.0, 0.0, 1.0])}
+    of = Load(
+        rounds={},
+        names=names,
+        void={},
+        capacity={},
+        told={arm: piled for arm in (REFERENCE, "cheap", AGAIN)},
+        missing=dict.fromkeys((REFERENCE, "cheap", AGAIN), np.zeros(4, np.bool_)),
+    )
+    table = request_cost(gathered(tmp_path), SUITE, "cheap", of, 0.05)
+    assert table is not None
+    rows = {row.label: row.cells for row in table.rows}
+    assert rows["to begin"][0].startswith("7.00 (")
+    assert rows["a token of the prompt"][0].startswith("0.200 (")
+    assert rows["a token of the prompt"][1].startswith("0.300 (")
+    assert rows["a token of the prompt"][2] == "0.100"
+    assert rows["a generated token"][2] == "−5.00"
+    assert abs(float(rows["a generated token"][4].replace("−", "-"))) < 1e-6, "A/A"
