@@ -3,12 +3,13 @@ machine meanwhile."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalrig.analysis.attainment import Attained, attained, slo_point
+from evalrig.analysis.attainment import Attained, SloPoint, attained, slo_point
 from evalrig.loads import Floats, Load, Rounds
 from evalrig.types import AGAIN, REFERENCE
 
@@ -51,26 +52,36 @@ def at_level(load: Load, level: str) -> Load:
 
 def over_levels(load: Load) -> Mapping[str, Rounds]:
     """Every metric with one entry a round: the geometric mean over its concurrencies, NaN where one of them is missing. A
-    concurrency that has a metric in no round (too few requests for a p99) does not count for it."""
+    concurrency at which the reference was measured and never has the metric (too few requests for a p99) does not count for
+    it; one at which blocks are missing does, or a variant that cannot serve it would be as good as one that can."""
     grid = laid(load)
     if grid.shape[1] == 1:
         return load.rounds
-    return {metric: _joined(rounds, grid, load.names) for metric, rounds in load.rounds.items()}
+    measured = (grid >= 0) & ~spread(load.missing.get(REFERENCE, np.ones(len(load.names), np.bool_)), grid, lost=True)
+    return {metric: _joined(rounds, grid, measured, load.names) for metric, rounds in load.rounds.items()}
+
+
+def lost(load: Load, candidate: str) -> tuple[int, int]:
+    """Rounds of which any half of any block is missing, and all rounds: they say nothing of the whole."""
+    grid, nothing = laid(load), np.ones(len(load.names), np.bool_)
+    halves = [load.missing.get(arm, nothing) for arm in (REFERENCE, candidate)]
+    gone = spread(halves[0] | halves[1], grid, lost=True)
+    return int(gone.any(axis=1).sum()), len(grid)
 
 
 def laid(load: Load) -> NDArray[np.int64]:
     """Places in `load.names`, [rounds, concurrencies]; -1: there was no such block. Rounds in the order in which they began."""
     levels = levels_of(load)
-    rounds = list(dict.fromkeys(_round_of(name) for name in load.names))
+    rounds = list(dict.fromkeys(round_of(name) for name in load.names))
     grid = np.full((len(rounds), len(levels)), -1)
     for place, name in enumerate(load.names):
-        grid[rounds.index(_round_of(name)), levels.index(level_of(name))] = place
+        grid[rounds.index(round_of(name)), levels.index(level_of(name))] = place
     return grid
 
 
-def spread(values: Floats, grid: NDArray[np.int64]) -> Floats:
-    """[rounds, concurrencies] of one value a block; NaN where there was no block."""
-    return np.where(grid >= 0, values[grid], math.nan)
+def spread(values: NDArray[Any], grid: NDArray[np.int64], lost: float = math.nan) -> NDArray[Any]:
+    """[rounds, concurrencies] of one value a block; `lost` where there was no block."""
+    return np.where(grid >= 0, values[grid] if len(values) else lost, lost)
 
 
 def kept_at(load: Load, arm: str) -> list[Attained | None]:
@@ -95,36 +106,74 @@ def asked_of(load: Load) -> float:
     return float(known[0]) if known.size else ATTAINMENT
 
 
-def at_slo(load: Load, candidate: str, alpha: float) -> tuple[Load | None, str]:
-    """Each arm at the most load at which it is shown to keep the SLO: what can be had of it in service. With it, where that
-    was for whom; without it, why there is none. The reference's second run stands at its own such point."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtSlo:
+    """Each arm at the most load at which it keeps the SLO: what can be had of it in service.
+
+    Where that is rests on the same requests as the ratio, so a claim is made only if it holds wherever the points may lie.
+    """
+
+    seen: Load
+    """Both where they are shown to keep it; A/A at the reference's point, here and below."""
+    for_candidate: Load
+    """The candidate where it may keep it, the reference where it is shown to."""
+    against_candidate: Load
+    """The other way round."""
+    where: str
+    sure: bool
+    """No point may lie elsewhere."""
+
+
+def at_slo(load: Load, candidate: str, alpha: float) -> AtSlo | str:
+    """The points of both arms; or why there are none."""
     levels, grid, asked = levels_of(load), laid(load), asked_of(load)
-    points = {arm: slo_point(kept_at(load, arm), asked, alpha) for arm in (REFERENCE, candidate, AGAIN)}
-    for arm in (REFERENCE, candidate):
-        if points[arm][0] < 0:
-            return None, f"{arm} has no SLO point: {points[arm][1]}"
-    columns = {arm: grid[:, place] if place >= 0 else np.full(len(grid), -1) for arm, (place, _) in points.items()}
-    names = tuple(load.names[place] if place >= 0 else "" for place in columns[REFERENCE])
+    points = {arm: slo_point(kept_at(load, arm), asked, alpha) for arm in (REFERENCE, candidate)}
+    for arm, point in points.items():
+        if point.shown < 0:
+            return f"{arm} has no SLO point: {point.why}"
+    ours, theirs = points[REFERENCE], points[candidate]
+    where = "; ".join(_words(arm, levels, points[arm]) for arm in (candidate, REFERENCE))
+    return AtSlo(
+        seen=_standing(load, candidate, grid[:, ours.shown], grid[:, theirs.shown]),
+        for_candidate=_standing(load, candidate, grid[:, ours.shown], grid[:, theirs.possible]),
+        against_candidate=_standing(load, candidate, grid[:, ours.possible], grid[:, theirs.shown]),
+        where=where,
+        sure=all(point.shown == point.possible for point in points.values()),
+    )
+
+
+def _standing(load: Load, candidate: str, ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> Load:
+    """A load of one block a round: the reference's blocks at `ours`, the candidate's at `theirs`, [rounds] places each."""
+    names = tuple(round_of(load.names[max(a, b)]) for a, b in zip(ours, theirs, strict=True))
     rounds = {
         metric: Rounds(
             metric=one.metric,
             names=names,
-            reference=spread(one.reference, columns[REFERENCE]),
-            candidate=spread(one.candidate, columns[candidate]),
-            again=spread(one.again, columns[AGAIN]),
+            reference=spread(one.reference, ours),
+            candidate=spread(one.candidate, theirs),
+            again=spread(one.again, ours),
         )
         for metric, one in load.rounds.items()
     }
-    gone = {arm: np.where(columns[arm] >= 0, lost[columns[arm]], True) for arm, lost in load.missing.items()}
-    where = "; ".join(f"{arm} {_words(levels[points[arm][0]])}" for arm in (candidate, REFERENCE))
-    return replace(load, names=names, rounds=rounds, missing=gone, told={}), where
+    columns = {REFERENCE: ours, candidate: theirs, AGAIN: ours}
+    gone = {
+        arm: spread(load.missing[arm], at, lost=True).astype(np.bool_)
+        for arm, at in columns.items()
+        if arm in load.missing
+    }
+    return replace(load, names=names, rounds=rounds, missing=gone, told={})
 
 
-def _words(level: str) -> str:
-    return f"at {int(level.lstrip('c'))} requests at once" if level else "as loaded"
+def _words(arm: str, levels: tuple[str, ...], point: SloPoint) -> str:
+    if not levels[point.shown]:
+        return f"{arm} as loaded"
+    shown, possible = (int(levels[place].lstrip("c")) for place in (point.shown, point.possible))
+    more = f" (perhaps {possible})" if possible > shown else ""
+    return f"{arm} at {shown} requests at once{more}"
 
 
-def _round_of(name: str) -> str:
+def round_of(name: str) -> str:
+    """Without its concurrency (`round-03` of `c04-round-03`)."""
     return name.removeprefix(level_of(name)).lstrip("-_/ ")
 
 
@@ -143,12 +192,12 @@ def _taken(rounds: Rounds, names: tuple[str, ...], here: NDArray[np.bool_]) -> R
     )
 
 
-def _joined(rounds: Rounds, grid: NDArray[np.int64], names: tuple[str, ...]) -> Rounds:
+def _joined(rounds: Rounds, grid: NDArray[np.int64], measured: NDArray[np.bool_], names: tuple[str, ...]) -> Rounds:
     ours, theirs, again = (spread(arm, grid) for arm in (rounds.reference, rounds.candidate, rounds.again))
-    counts = (np.isfinite(ours) & np.isfinite(theirs)).any(axis=0)
+    counts = np.isfinite(ours).any(axis=0) | ~measured.any(axis=0)
     return Rounds(
         metric=rounds.metric,
-        names=tuple(_round_of(names[row[row >= 0][0]]) for row in grid),
+        names=tuple(round_of(names[row[row >= 0][0]]) for row in grid),
         reference=_mean(ours[:, counts]),
         candidate=_mean(theirs[:, counts]),
         again=_mean(again[:, counts]),

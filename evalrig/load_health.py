@@ -9,7 +9,7 @@ from evalrig.analysis.clusters import holm
 from evalrig.analysis.load_floor import floor_of, two_sided
 from evalrig.evidence import Gathered
 from evalrig.gate import Evidence
-from evalrig.levels import over_levels
+from evalrig.levels import lost, over_levels, round_of
 from evalrig.loads import Load, emulated
 from evalrig.plan import SuitePlan
 from evalrig.speed import EMULATION
@@ -18,6 +18,7 @@ from evalrig.types import AGAIN, REFERENCE, Finding, Level, State
 ROUNDS = "rounds of load"
 CLOCK = "load clock"
 ITSELF = "load against itself"
+STARTS = "starts under load"
 SPEED = "speed"
 UNEQUAL = 0.01
 """p-value below which one arm's engine failed more often than luck has it."""
@@ -37,6 +38,7 @@ def of_load(gathered: Gathered, evidence: Sequence[Evidence]) -> Iterator[Findin
             yield from _counted(gathered, suite, arm)
         if evidence:
             load = evidence[0].loads[suite.name]
+            yield from _starts(gathered, suite.name)
             yield from _clock(suite.name, [arm.loads[suite.name] for arm in evidence])
             yield from _itself(suite.name, load, evidence[0].alpha)
 
@@ -44,9 +46,9 @@ def of_load(gathered: Gathered, evidence: Sequence[Evidence]) -> Iterator[Findin
 def _counted(gathered: Gathered, suite: SuitePlan, arm: Evidence) -> Iterator[Finding]:
     """A round counts if both its halves do; an engine that fails under load is no matter of speed."""
     name, load = arm.candidate, arm.loads[suite.name]
-    where, planned, lost = f"{name}, {suite.name}", len(load.names), load.lost(name)
+    where, (gone, planned) = f"{name}, {suite.name}", lost(load, name)
     failed = [
-        {(r.sample, r.epoch) for r in gathered.records[one, suite.name] if r.state is State.INFRA}
+        {(round_of(r.sample), r.epoch) for r in gathered.records[one, suite.name] if r.state is State.INFRA}
         for one in (REFERENCE, name)
     ]
     p = mcnemar_midp(len(failed[1] - failed[0]), len(failed[0] - failed[1]))
@@ -56,9 +58,9 @@ def _counted(gathered: Gathered, suite: SuitePlan, arm: Evidence) -> Iterator[Fi
         )
         text += f" (p = {p:.2g}): stability, not speed"
         yield Finding(rule=ROUNDS, level=Level.INVALID, text=text, candidate=name, suite=suite.name)
-    elif lost:
+    elif gone:
         reasons = [line for one in (REFERENCE, name) for line in load.void.get(one, ())]
-        text = f"{where}: {lost} of {planned} rounds lack a half that counts and are left out{_first(reasons)}"
+        text = f"{where}: {gone} of {planned} rounds lack a half that counts and are left out{_first(reasons)}"
         yield Finding(rule=ROUNDS, level=Level.WARN, text=text, candidate=name, suite=suite.name)
     elif planned:
         text = f"{where}: both halves of all {planned} rounds count"
@@ -67,6 +69,20 @@ def _counted(gathered: Gathered, suite: SuitePlan, arm: Evidence) -> Iterator[Fi
 
 def _first(reasons: Sequence[str]) -> str:
     return f": {reasons[0]}{f' (and {len(reasons) - 1} more)' if len(reasons) > 1 else ''}" if reasons else ""
+
+
+def _starts(gathered: Gathered, suite: str) -> Iterator[Finding]:
+    """One start of each variant draws one memory layout, one tuning, one place: rounds on it cannot show how starts differ."""
+    engines, variants = int(gathered.plan.config["runner"]["engines"]), len(gathered.plan.variants)
+    if variants > engines:
+        text = f"{suite}: every round has a start of its own of each variant, so the intervals hold how starts differ"
+        yield Finding(rule=STARTS, level=Level.OK, text=text, suite=suite)
+        return
+    text = (
+        f"{suite}: every variant ran all rounds on one start, so the intervals do not hold how starts differ; below "
+        f"{variants} in `runner.engines` each round has its own"
+    )
+    yield Finding(rule=STARTS, level=Level.WARN, text=text, suite=suite)
 
 
 def _clock(suite: str, loads: Sequence[Load]) -> Iterator[Finding]:

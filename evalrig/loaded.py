@@ -86,13 +86,16 @@ def _row(one: Gauges) -> dict[str, Any]:
 
 def told(block: Block) -> dict[str, float]:
     """Scores of the client, and of what the engine tells: the most that waited and was in use, preemptions, mean seconds a phase."""
-    client = {"kernel": float(block.health.kernel), "cpu_share": block.health.cpu_share}
+    health = block.health
+    client = {"kernel": float(health.kernel), "cpu_share": health.cpu_share, "send_lag_p99": health.send_lag_p99}
     rows: list[dict[str, Any]] = (block.notes or {}).get("gauges", [])
     if not rows:
         return client
     found = client | {
         score: max(row[key] for row in rows if key in row) for score, key in MOST if any(key in row for row in rows)
     }
+    if known := [row["waiting"] for row in rows if "waiting" in row]:
+        found["waiting_usual"] = float(np.median(known))
     first, last = rows[0], rows[-1]
     if "preemptions" in first and "preemptions" in last:
         found["preemptions"] = last["preemptions"] - first["preemptions"]

@@ -47,11 +47,6 @@ class Load:
     missing: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict[str, NDArray[np.bool_]])
     """Variant -> [rounds]: no block, or one that does not count."""
 
-    def lost(self, candidate: str) -> int:
-        """Rounds of which a half is missing: they say nothing."""
-        nothing = np.ones(len(self.names), np.bool_)
-        return int((self.missing.get(REFERENCE, nothing) | self.missing.get(candidate, nothing)).sum())
-
 
 def load_of(
     suite: SuitePlan,
@@ -68,7 +63,7 @@ def load_of(
     filed = {arm: {_name(record, suite): record for record in records.get(arm, ())} for arm in arms}
     names = _in_order(suite, filed)
     scored = {arm: [_scored(filed[arm].get(name)) for name in names] for arm in arms}
-    told = {arm: _told(scored[arm]) for arm in arms}
+    told = {arm: _told([_seen(filed[arm].get(name)) for name in names]) for arm in arms}
     return Load(
         rounds={metric.name: _rounds(metric, names, told, (candidate, AGAIN)) for metric in suite.metrics},
         void={arm: tuple(line for name in names if (line := _void(name, filed[arm].get(name)))) for arm in arms},
@@ -104,6 +99,11 @@ def _in_order(suite: SuitePlan, filed: Mapping[str, Mapping[str, Record]]) -> tu
 
 def _scored(record: Record | None) -> Mapping[str, float] | None:
     return record.scores if record is not None and record.state is State.SCORED else None
+
+
+def _seen(record: Record | None) -> Mapping[str, float] | None:
+    """Also of a block in which the engine failed: its requests missed the limits of time, and must not drop out of that count."""
+    return record.scores if record is not None and record.state in (State.SCORED, State.INFRA) else None
 
 
 def _told(rows: Sequence[Mapping[str, float] | None]) -> dict[str, Floats]:

@@ -9,10 +9,10 @@ from evalrig.analysis.load_floor import Claim
 from evalrig.analysis.load_ratio import Ratio
 from evalrig.errors import UsageError
 from evalrig.gate import Evidence, Gate
-from evalrig.levels import at_level, at_slo, level_name, level_of, over_levels
+from evalrig.levels import at_level, at_slo, level_name, level_of, lost, over_levels
 from evalrig.loads import Load, Rounds
 from evalrig.plan import GatePlan, SuitePlan
-from evalrig.types import Check, CheckOutcome, Estimate
+from evalrig.types import REFERENCE, Check, CheckOutcome, Estimate
 
 EMULATION = "emulated formats: speed is not evidence"
 MOST_LOST = 1 / 3
@@ -60,12 +60,7 @@ class SpeedGate(Gate):
         load = evidence.loads.get(self.plan.suite)
         if load is None:
             return self.undecided("no round of load was run")
-        part, where = self.part(load, evidence)
-        found = self.nothing(f"cannot tell here: {where}")
-        if part is not None:
-            found = _too_many_lost(part, evidence.candidate) if self.timed else None
-            found = found or self.judge(part, evidence)
-            found = replace(found, reason=f"{found.reason}{f'; {where}' if where else ''}")
+        found = self._found(load, evidence)
         decided = found.outcome in DECIDED
         check = Check(
             gate=self.plan.name,
@@ -99,20 +94,45 @@ class SpeedGate(Gate):
             return f"options.concurrency: {options.concurrency} is none of the suite's; {known}"
         return ""
 
-    def part(self, load: Load, evidence: Evidence) -> tuple[Load | None, str]:
-        """The rounds to be judged, and which these are; None: why there are none."""
+    def _found(self, load: Load, evidence: Evidence) -> Judged:
+        """Of the rounds that the options choose, and said of which."""
         if isinstance(self.options, Place) and self.options.at_slo:
-            return at_slo(load, evidence.candidate, evidence.alpha)
-        if isinstance(self.options, Where) and self.options.concurrency:
-            return at_level(
-                load, level_name(self.options.concurrency)
-            ), f"at {self.options.concurrency} requests at once"
-        return load, ""
+            return self._at_slo(load, evidence)
+        if isinstance(self.options, Where) and (lanes := self.options.concurrency):
+            found = self._part(at_level(load, level_name(lanes)), evidence)
+            return replace(found, reason=f"{found.reason}; at {lanes} requests at once")
+        return self._part(load, evidence)
+
+    def _at_slo(self, load: Load, evidence: Evidence) -> Judged:
+        points = at_slo(load, evidence.candidate, evidence.alpha)
+        if isinstance(points, str):
+            return self.nothing(f"cannot tell here: {points}")
+        found = self._part(points.seen, evidence)
+        if not points.sure and found.outcome in DECIDED:
+            passed = found.outcome is CheckOutcome.PASSED
+            worst = self._part(points.against_candidate if passed else points.for_candidate, evidence)
+            if worst.outcome is found.outcome:
+                found = worst
+            else:
+                words = f"cannot tell here: the SLO points are not sure, and it rests on them: {found.reason}"
+                found = self.nothing(words, estimate=found.estimate)
+        return replace(found, reason=f"{found.reason}; {points.where}")
+
+    def _part(self, load: Load, evidence: Evidence) -> Judged:
+        lacking = _too_many_lost(load, evidence.candidate) if self.timed else None
+        return lacking or self.judge(load, evidence)
 
     def rounds(self, load: Load) -> Rounds | None:
         """Of the gate's metric, a round as one; None: no round was run."""
         found = over_levels(load).get(self.plan.metric)
         return found if found is not None and found.names else None
+
+    def thin(self, n: int, load: Load) -> str:
+        """Why so many rounds with the metric are too few of those that were run; empty: they are not."""
+        planned = lost(load, REFERENCE)[1]
+        if n >= (1 - MOST_LOST) * planned:
+            return ""
+        return f"only {n} of {planned} rounds have {self.plan.metric} in both arms; the rest is no fair draw of them"
 
     def judge(self, load: Load, evidence: Evidence) -> Judged:
         """What the rounds say."""
@@ -135,14 +155,14 @@ def margin_or(plan: GatePlan, key: str, instead: float) -> bool:
 
 
 def _too_many_lost(load: Load, candidate: str) -> Judged | None:
-    planned, lost = len(load.names), load.lost(candidate)
-    if planned and lost <= MOST_LOST * planned:
+    gone, planned = lost(load, candidate)
+    if planned and gone <= MOST_LOST * planned:
         return None
     reasons = list(dict.fromkeys(line for lines in load.void.values() for line in lines))
     first = f", such as {reasons[0]}" if reasons else ""
     return Judged(
         outcome=CheckOutcome.UNDECIDED,
-        reason=f"{lost} of {planned} rounds lack a half that counts; the rest is no fair draw of them{first}",
+        reason=f"{gone} of {planned} rounds lack a half that counts; the rest is no fair draw of them{first}",
     )
 
 

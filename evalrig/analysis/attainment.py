@@ -66,19 +66,32 @@ def attained(within: ArrayLike, everything: ArrayLike) -> Attained | None:
     return Attained(within=float(kept.sum()), all=total, effect=effect)
 
 
-def slo_point(levels: Sequence[Attained | None], attainment: float, alpha: float = 0.05) -> tuple[int, str]:
-    """Place of the last of `levels`, in order of load, up to which each is shown to keep the SLO for at least the share
-    `attainment` of its requests; -1 and the reason: not even the first is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloPoint:
+    """The most load at which a variant keeps its SLO, as places in a list of levels; -1: none."""
+
+    shown: int
+    """Up to here each level is shown to keep it: its lower limit is not below what is asked."""
+    possible: int
+    """Up to here none is shown to miss it. The true point may lie anywhere from `shown` to here."""
+    why: str
+    """Why even the lightest level is not shown to keep it; empty where it is."""
+
+
+def slo_point(levels: Sequence[Attained | None], attainment: float, alpha: float = 0.05) -> SloPoint:
+    """From levels in order of load, and the share `attainment` of requests that is asked; limits are one-sided at 1 - alpha."""
     probability(attainment, "attainment")
-    found, why = -1, "nothing was held against limits of time"
+    shown, possible, why = -1, -1, "nothing was held against limits of time"
     for place, one in enumerate(levels):
-        if one is None:
+        if one is None or one.high(alpha) < attainment:
             break
-        if one.low(alpha) < attainment:
-            why = _short(one, attainment, alpha)
+        possible = place
+    for place, one in enumerate(levels):
+        if one is None or one.low(alpha) < attainment:
+            why = why if one is None else _short(one, attainment, alpha)
             break
-        found = place
-    return found, "" if found >= 0 else why
+        shown = place
+    return SloPoint(shown=shown, possible=max(shown, possible), why="" if shown >= 0 else why)
 
 
 def requests_needed(attainment: float, alpha: float = 0.05) -> int:

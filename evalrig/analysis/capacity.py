@@ -102,7 +102,8 @@ def fits(kv_tokens: int, tokens_in: float, tokens_out: float, limit: int = 0) ->
 
 
 def knee(levels: Sequence[Level], room: Fits | None = None) -> Knee:
-    """The first of `levels` at which requests wait or are put back in two windows in a row, and whether KV is why.
+    """The first of `levels` at which requests wait or are put back in two windows in a row, and whether KV is why, there or at
+    a higher one.
 
     Requests put back for lack of KV memory mean KV. Waiting ones mean KV if the pool was 90 % full; where the engine does
     not tell, if memory ends before the engine's own limit (`room`) does. A level with fewer than two windows tells nothing.
@@ -116,16 +117,19 @@ def knee(levels: Sequence[Level], room: Fits | None = None) -> Knee:
         words = "the engine tells neither waiting nor preempted requests: whether KV binds cannot be said"
         return Knee(concurrency=None, tried=ordered[-1].concurrency, kv_binds=None, words=words)
     tried = told[-1].concurrency
-    at = next((level for level in told if _lasts(level.waiting) or _lasts(level.preemptions)), None)
-    if at is None:
+    over = [level for level in told if _lasts(level.waiting) or _lasts(level.preemptions)]
+    if not over:
         words = f"KV is not the binding limit here: up to {tried} requests at once none had to wait for long"
         return Knee(concurrency=None, tried=tried, kv_binds=False, words=words)
-    binds, why = _cause(at, room)
+    causes = [(level, *_cause(level, room)) for level in over]
+    # What limits first may not be what limits in the end: KV counts wherever it binds, and "cannot help" needs all to be known.
+    unsure = [one for one in causes if one[1] is None]
+    at, binds, why = next((one for one in causes if one[1]), (unsure or causes)[0])
     verdict = "whether KV is the binding limit cannot be said"
     if binds is not None:
         verdict = f"KV is {'' if binds else 'not '}the binding limit here{'' if binds else ': more of it cannot help'}"
     words = f"{verdict}; at {at.concurrency} requests {why}"
-    return Knee(concurrency=at.concurrency, tried=tried, kv_binds=binds, words=words)
+    return Knee(concurrency=over[0].concurrency, tried=tried, kv_binds=binds, words=words)
 
 
 def _cause(at: Level, room: Fits | None) -> tuple[bool | None, str]:

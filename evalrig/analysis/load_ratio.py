@@ -6,10 +6,9 @@ while slows both and cancels. Two runs, first one variant and then the other, do
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from evalrig.analysis.arrays import BoolArray, FloatArray, probability, vector
@@ -36,7 +35,7 @@ class Ratio:
     high: float
     """One-sided limits at 1 - alpha each; 0 and infinity where no interval can be given."""
     n: int
-    """Rounds with both sides; starts of the engines, where rounds were labelled with them."""
+    """Rounds with both sides."""
     method: str
     """How the interval came about, or why there is none."""
     sd_log: float
@@ -77,28 +76,24 @@ def ratio_of(
     margin: float = 0.01,
     alpha: float = 0.05,
     less: bool = False,
-    start: ArrayLike | None = None,
 ) -> Ratio:
     """Ratio of two [rounds] of positive numbers in the order in which they were run, NaN where a block is missing or void.
 
     Tests whether more than `margin` is lost: candidate / reference against 1 - margin, or, where `less` is better, against
     1 / (1 - margin), so that a time and the rate that is its inverse are judged alike. A negative margin asks for a gain:
-    1 - margin is then the least ratio. alpha is one-sided. A round counts if both sides are there. `start` [rounds] labels
-    the start of the engines that a round ran on: what a start draws by chance all its rounds share, so they count as one.
-    Raises ValueError on other shapes, negative or infinite numbers, and a margin of 1 or more.
+    1 - margin is then the least ratio. alpha is one-sided. A round counts if both sides are there. Raises ValueError on
+    other shapes, negative or infinite numbers, and a margin of 1 or more.
     """
     probability(alpha, "alpha")
     if not -math.inf < margin < 1.0:
         raise ValueError(f"`margin`: {margin!r} is no tolerable loss; expected below 1")
-    ours, theirs, both = _paired(reference, candidate)
+    ours, theirs = _paired(reference, candidate)
     if not ours.size:
         return _nothing("no round has both sides", math.nan, 0)
     if not (ours.all() and theirs.all()):
         zeros = int(((ours == 0) | (theirs == 0)).sum())
         return _nothing(f"{zeros} of {ours.size} rounds hold a zero, which has no ratio", math.nan, ours.size)
     logs = np.log(theirs) - np.log(ours)
-    if start is not None:
-        logs = _by_start(logs, np.asarray(start), both)
     return _judged(logs, math.log1p(-margin), alpha, -1.0 if less else 1.0)
 
 
@@ -191,15 +186,7 @@ def _settling(n: int, sd: float, bound: float, seen: float, alpha: float) -> int
     return settled if settled is not None and settled > n else None
 
 
-def _by_start(logs: FloatArray, start: NDArray[Any], both: BoolArray) -> FloatArray:
-    """Mean l of each start [starts], in the order of their first rounds."""
-    if start.shape != both.shape:
-        raise ValueError(f"`start`: shape {start.shape}, expected a label for each of {both.size} rounds")
-    _, first, index = np.unique(start[both], return_index=True, return_inverse=True)
-    return (np.bincount(index, weights=logs) / np.bincount(index))[np.argsort(first)]
-
-
-def _paired(reference: ArrayLike, candidate: ArrayLike) -> tuple[FloatArray, FloatArray, BoolArray]:
+def _paired(reference: ArrayLike, candidate: ArrayLike) -> tuple[FloatArray, FloatArray]:
     ours, theirs = vector(reference, "reference"), vector(candidate, "candidate")
     if ours.size != theirs.size:
         raise ValueError(f"`reference`, `candidate`: {ours.size} and {theirs.size} rounds; expected as many")
@@ -207,7 +194,7 @@ def _paired(reference: ArrayLike, candidate: ArrayLike) -> tuple[FloatArray, Flo
     ours, theirs = ours[both], theirs[both]
     if np.isinf(ours).any() or np.isinf(theirs).any() or (ours < 0).any() or (theirs < 0).any():
         raise ValueError("`reference`, `candidate`: negative or infinite; expected positive numbers, NaN where missing")
-    return ours, theirs, both
+    return ours, theirs
 
 
 def _nothing(why: str, value: float, n: int) -> Ratio:

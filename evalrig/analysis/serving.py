@@ -24,20 +24,6 @@ class Slo:
     """From when it was due to its last token."""
 
 
-SLOS: Mapping[str, Slo] = {
-    "llama2-70b": Slo(ttft=2.0, tpot=0.2),
-    "llama2-70b-interactive": Slo(ttft=0.45, tpot=0.04),
-    "llama3.1-405b": Slo(ttft=6.0, tpot=0.175),
-    "llama3.1-405b-interactive": Slo(ttft=4.5, tpot=0.08),
-    "llama3.1-8b": Slo(ttft=2.0, tpot=0.1),
-    "llama3.1-8b-interactive": Slo(ttft=0.5, tpot=0.03),
-    "deepseek-r1": Slo(ttft=2.0, tpot=0.08),
-    "deepseek-r1-interactive": Slo(ttft=1.5, tpot=0.015),
-    "mixtral-8x7b": Slo(ttft=2.0, tpot=0.2),
-}
-"""MLPerf's limits of its server scenario, by model; there they hold for the 99th percentile."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
     """Of good requests, shape [n] each, in the order of the schedule; `itl` has one entry a pair of events."""
@@ -100,7 +86,7 @@ def metrics_of(served: Served, slo: Slo | None, gpus: int, window: Window | None
     scores["concurrency"] = in_flight(served.requests).mean(window.start, window.end)
     scores["over_saturated"] = float(bool(over_saturated(served.requests, window)))
     if kept is not None:
-        scores |= _positive({"goodput": _ended(served, window, kept).sum() / window.seconds})
+        scores["goodput"] = float(_ended(served, window, kept).sum() / window.seconds)
     return scores
 
 
@@ -114,6 +100,8 @@ def _latency_scores(served: Served) -> dict[str, float]:
             one = percentile(values, percent / 100)
             if one is not None and one.value > 0:
                 scores[f"{name}_p{percent}"] = one.value
+                if percent == 99:
+                    scores[f"{name}_p99_bound"] = one.bound
     if "tpot_p50" in scores:
         scores["tokens_per_user"] = 1 / scores["tpot_p50"]
     return scores
@@ -149,16 +137,11 @@ def _rates(served: Served, window: Window, gpus: int) -> dict[str, float]:
         scores["prompt_tokens_per_second"] = rows.prompt_tokens[begun].sum() / window.seconds
         if output is not None:
             scores["total_tokens_per_second"] = scores["prompt_tokens_per_second"] + output / window.seconds
-    return _positive(scores)
+    return {name: float(value) for name, value in scores.items()}
 
 
 def _ended(served: Served, window: Window, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return among & (served.requests.last > window.start) & (served.requests.last <= window.end)
-
-
-def _positive(scores: Mapping[str, float]) -> dict[str, float]:
-    """A ratio needs a number above 0: what never happened in the window has no rate."""
-    return {name: float(value) for name, value in scores.items() if value > 0}
 
 
 def dollars(scores: Mapping[str, float], price: float, gpus: int) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Which part of a block counts, and how many requests were in flight in it. Times in seconds after the block's start."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -48,8 +49,13 @@ class Flight:
 def in_flight(requests: Requests) -> Flight:
     """From when it was sent to its last event with content. A request without one is not counted: nobody knows for how long
     it took room."""
-    there = ~np.isnan(requests.sent) & ~np.isnan(requests.last)
-    times = np.concatenate([requests.sent[there], requests.last[there]])
+    return _flight(requests.sent, requests.last)
+
+
+def _flight(start: Floats, end: Floats) -> Flight:
+    """Of spans, shape [n] each; one without an end is not counted."""
+    there = ~np.isnan(start) & ~np.isnan(end)
+    times = np.concatenate([start[there], end[there]])
     steps = np.concatenate([np.ones(there.sum()), -np.ones(there.sum())])
     at, place = np.unique(times, return_inverse=True)
     return Flight(at=at, count=np.asarray(np.cumsum(np.bincount(place, steps, len(at))), float))
@@ -58,7 +64,22 @@ def in_flight(requests: Requests) -> Flight:
 def steady(requests: Requests, share: float = STEADY) -> Window | None:
     """The longest time with at least `share` of the most requests in flight: without ramp and drain. For closed loops; None
     where nothing was in flight."""
-    flight = in_flight(requests)
+    return _longest(in_flight(requests), share)
+
+
+def conversing(requests: Requests, conversation: Sequence[int], share: float = STEADY) -> Window | None:
+    """As `steady`, for conversations with pauses, which few requests are in flight of at a time: one is at work from its first
+    request to its last answer. `conversation`: to which each request belongs, shape [n]."""
+    first, place = np.unique(conversation, return_inverse=True)
+    start, end = np.full(len(first), np.inf), np.full(len(first), -np.inf)
+    np.fmin.at(start, place, requests.sent)
+    np.fmax.at(end, place, requests.last)
+    return _longest(
+        _flight(np.where(np.isfinite(start), start, np.nan), np.where(np.isfinite(end), end, np.nan)), share
+    )
+
+
+def _longest(flight: Flight, share: float) -> Window | None:
     if not len(flight.at):
         return None
     shortest = DIP * (flight.at[-1] - flight.at[0])

@@ -61,6 +61,8 @@ class LoadRatio(SpeedGate):
         ratio = claim.ratio
         numbers = beside(ratio, claim.floor, alpha)
         estimate = estimate_of(ratio)
+        if why := self.thin(ratio.n, load):
+            return self.nothing(f"cannot tell here: {why}", estimate=estimate)
         if not ratio.interval:
             return self.nothing(f"cannot tell here: {ratio.method}", estimate=estimate)
         outcome = outcome_of(ratio.p_go, ratio.p_nogo, alpha)

@@ -48,6 +48,8 @@ class Saving(SpeedGate):
             return self.nothing(
                 "no round has a cost on both sides; set a price in the suite's options", estimate=estimate
             )
+        if why := self.thin(costs.n, load):
+            return self.nothing(f"cannot tell here: {why}", estimate=estimate)
         if not costs.interval:
             return self.nothing(f"cannot tell here: {costs.method}", estimate=estimate)
         found, least = saved(costs), f"{100 * self.plan.margin:.3g} %"

@@ -50,3 +50,10 @@ class Schedule:
     """Of a closed loop: (seconds after the start, lanes from then on); empty: all at once."""
     sha256: str = ""
     """Digest of bodies and due times."""
+
+    def conversations(self) -> list[int]:
+        """Of every counted call, in their order, the first call of its conversation."""
+        roots: list[int] = []
+        for index, call in enumerate(self.calls):
+            roots.append(index if call.after is None else roots[call.after])
+        return [root for root, call in zip(roots, self.calls, strict=True) if not call.primes]

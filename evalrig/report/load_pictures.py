@@ -132,7 +132,8 @@ def _flight(gathered: Gathered, arm: str, suite: SuitePlan, name: str) -> tuple[
 
 
 def _asks(gate: GatePlan, suite: SuitePlan, metric: Metric) -> bool:
-    return (gate.kind, gate.suite, gate.metric) == ("saving", suite.name, metric.name)
+    whole = not gate.options.get("at_slo") and not gate.options.get("concurrency")  # else it asks of another number
+    return whole and (gate.kind, gate.suite, gate.metric) == ("saving", suite.name, metric.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

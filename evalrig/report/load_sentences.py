@@ -7,8 +7,9 @@ import numpy as np
 
 from evalrig.analysis.capacity import Fits, Level, capacity_ratio, fits, knee
 from evalrig.analysis.cost import saved
-from evalrig.analysis.iso_slo import curve, iso_ratio
+from evalrig.analysis.iso_slo import IsoRatio, curve, iso_ratio
 from evalrig.analysis.load_floor import beside_floor
+from evalrig.analysis.load_ratio import Ratio
 from evalrig.evidence import Gathered
 from evalrig.levels import asked_of, at_slo, laid, level_of, levels_of, over_levels, spread
 from evalrig.likeness import BITS
@@ -58,7 +59,7 @@ def _knee(name: str, load: Load) -> Iterator[str]:
     told = load.told.get(name, {})
     nothing = np.full(len(load.names), math.nan)
     waiting, put_back, usage, lanes = (
-        told.get(score, nothing) for score in ("waiting_most", "preemptions", "kv_usage_most", "concurrency")
+        told.get(score, nothing) for score in ("waiting_usual", "preemptions", "kv_usage_most", "concurrency")
     )
     if not np.isfinite(waiting).any() and not np.isfinite(put_back).any():
         return
@@ -130,7 +131,7 @@ def _saturated(name: str, load: Load) -> Iterator[str]:
         told = load.told.get(arm, {}).get("over_saturated")
         over = int(np.nansum(told)) if told is not None else 0
         if over:
-            yield f"{arm}: over-saturated in {over} rounds: requests pile up, and latencies there grow with the block's length."
+            yield f"{arm}: over-saturated in {over} blocks: requests pile up, and latencies there grow with the block's length."
 
 
 def _cost(name: str, load: Load, alpha: float) -> Iterator[str]:
@@ -138,34 +139,34 @@ def _cost(name: str, load: Load, alpha: float) -> Iterator[str]:
     for metric in COSTS:
         if (rounds := rounds_of.get(metric)) is None:
             continue
-        costs = beside_floor(rounds.reference, rounds.candidate, rounds.again, 0.0, alpha, less=True).ratio
-        if not costs.n:
+        claim = beside_floor(rounds.reference, rounds.candidate, rounds.again, 0.0, alpha, less=True)
+        costs = claim.ratio
+        if not np.isfinite(costs.value):
             continue
         both = np.isfinite(rounds.reference) & np.isfinite(rounds.candidate)
         ours, theirs = (significant(float(np.median(arm[both]))) for arm in (rounds.reference, rounds.candidate))
         found = saved(costs)
         shown = f"{percent(found.low)} to {percent(found.high)}" if costs.interval else "no interval"
-        yield f"{name}: {metric} {theirs} USD, the reference {ours}: {percent(found.value)} saved ({shown})."
+        yield f"{name}: {metric} {theirs} USD, the reference {ours}: {percent(found.value)} saved ({shown}){_floor(claim.floor)}."
 
 
 def _at_slo(name: str, load: Load, alpha: float) -> Iterator[str]:
     """What each arm gives at the most load at which it keeps the SLO; only where there are limits."""
     if "goodput" not in load.rounds:
         return
-    found, where = at_slo(load, name, alpha)
+    found = at_slo(load, name, alpha)
     asked = f"{percent(asked_of(load))} of requests within the SLO"
-    if found is None:
-        yield f"{name}: no comparison at the SLO point ({asked}): {where}."
+    if isinstance(found, str):
+        yield f"{name}: no comparison at the SLO point ({asked}): {found}."
         return
     parts: list[str] = []
-    for metric in (one for one in AT_SLO if one in found.rounds):
-        rounds = found.rounds[metric]
-        ratio = beside_floor(rounds.reference, rounds.candidate, rounds.again, 0.0, alpha, rounds.metric.less).ratio
-        if ratio.n:
-            shown = f"{significant(ratio.low, 4)} to {significant(ratio.high, 4)}" if ratio.interval else "no interval"
-            parts.append(f"{metric} × {significant(ratio.value, 4)} ({shown})")
+    for metric in (one for one in AT_SLO if one in found.seen.rounds):
+        rounds = found.seen.rounds[metric]
+        claim = beside_floor(rounds.reference, rounds.candidate, rounds.again, 0.0, alpha, rounds.metric.less)
+        if np.isfinite(claim.ratio.value):
+            parts.append(f"{metric} × {_ratio(claim.ratio)}{_floor(claim.floor)}")
     if parts:
-        yield f"{name}: at the SLO point ({asked}; {where}): {', '.join(parts)}."
+        yield f"{name}: at the SLO point ({asked}; {found.where}): {', '.join(parts)}."
 
 
 def _iso(name: str, load: Load, alpha: float) -> Iterator[str]:
@@ -174,23 +175,35 @@ def _iso(name: str, load: Load, alpha: float) -> Iterator[str]:
     user, gpu = load.rounds.get("tokens_per_user"), load.rounds.get("tokens_per_gpu")
     if grid.shape[1] < 2 or user is None or gpu is None:
         return
-    ours, theirs = (
-        curve(spread(one, grid), spread(other, grid))
-        for one, other in ((user.reference, gpu.reference), (user.candidate, gpu.candidate))
-    )
-    found, why = iso_ratio(ours, theirs, alpha=alpha)
+    arms = ("reference", "candidate", "again")
+    points = np.stack([spread(getattr(rounds, arm), grid) for arm in arms for rounds in (user, gpu)])
+    points = points[:, :, (points[0] > 0).any(axis=0)]  # a concurrency with too few requests for a TPOT has no point
+    found, why = _read(points[:4], alpha)
     if found is None:
         yield f"{name}: no ratio at equal speed for each user: {why}."
         return
-    shown = (
-        f"{significant(found.ratio.low, 4)} to {significant(found.ratio.high, 4)}"
-        if found.ratio.interval
-        else "no interval"
-    )
+    again, _ = _read(points[[0, 1, 4, 5]], alpha, found.at)
     yield (
-        f"{name}: at {significant(found.at)} tokens per second for each user, tokens per second and GPU × "
-        f"{significant(found.ratio.value, 4)} ({shown})."
+        f"{name}: at {significant(found.at)} tokens per second for each user, tokens per second and GPU × {_ratio(found.ratio)} "
+        f"in {found.ratio.n} of {len(grid)} rounds{_floor(again.ratio if again else None)}."
     )
+
+
+def _read(points: Floats, alpha: float, at: float | None = None) -> tuple[IsoRatio | None, str]:
+    """From [user and GPU of both arms, rounds, concurrencies]. A line drawn across a point that one arm lacks is another curve:
+    such a round has none."""
+    whole = np.all(points > 0, axis=(0, 2))
+    kept = np.where(whole[None, :, None], points, math.nan)
+    return iso_ratio(curve(*kept[:2]), curve(*kept[2:]), at, alpha=alpha)
+
+
+def _ratio(ratio: Ratio) -> str:
+    limits = f"{significant(ratio.low, 4)} to {significant(ratio.high, 4)}" if ratio.interval else "no interval"
+    return f"{significant(ratio.value, 4)} ({limits})"
+
+
+def _floor(floor: Ratio | None) -> str:
+    return f"; A/A × {_ratio(floor)}" if floor is not None and np.isfinite(floor.value) else "; no A/A"
 
 
 def _client(loads: Mapping[str, Load]) -> Iterator[str]:
@@ -206,7 +219,7 @@ def _client(loads: Mapping[str, Load]) -> Iterator[str]:
 
     exact, busy, late = worst("exact", least=True), worst("cpu_share"), worst("send_lag_p99")
     parts = [
-        f"at least {percent(exact)} of the tokens of each block have an exact time of arrival"
+        f"at least {percent(exact)} of the events of each block have an exact time of arrival"
         if exact is not None
         else "",
         f"its busiest process took at most {percent(busy)} of a processor" if busy is not None else "",

@@ -7,9 +7,9 @@ import numpy as np
 from evalrig.analysis.load_floor import Claim, beside_floor
 from evalrig.analysis.load_ratio import Ratio
 from evalrig.evidence import Gathered
-from evalrig.levels import level_of, levels_of, over_levels
+from evalrig.levels import level_of, levels_of, lost, over_levels
 from evalrig.loads import Floats, Load, Rounds
-from evalrig.plan import SuitePlan
+from evalrig.plan import GatePlan, SuitePlan
 from evalrig.report.load_pictures import pictures
 from evalrig.report.load_sentences import sentences
 from evalrig.report.phase_pictures import phase_pictures
@@ -65,7 +65,7 @@ def _claims(load: Load, alpha: float) -> dict[str, Claim]:
         name: beside_floor(one.reference, one.candidate, one.again, 0.0, alpha, one.metric.less)
         for name, one in over_levels(load).items()
     }
-    return {name: claim for name, claim in found.items() if claim.ratio.n}
+    return {name: claim for name, claim in found.items() if np.isfinite(claim.ratio.value)}
 
 
 def _voids(loads: Mapping[str, Load]) -> dict[str, tuple[str, ...]]:
@@ -76,10 +76,9 @@ def _voids(loads: Mapping[str, Load]) -> dict[str, tuple[str, ...]]:
 def _note(suite: SuitePlan, loads: Mapping[str, Load]) -> str:
     """What a round is, and how many count."""
     levels = levels_of(next(iter(loads.values())))
-    unit = "block" if len(levels) > 1 else "round"
+    gone = {name: lost(load, name) for name, load in loads.items()}
     counted = [
-        f"{name}: {len(load.names) - load.lost(name)} of {count(len(load.names), unit)} with both halves"
-        for name, load in loads.items()
+        f"{name}: {of - without} of {count(of, 'round')} with both halves" for name, (without, of) in gone.items()
     ]
     several = (
         f"; a round has a block at each of {count(len(levels), 'concurrency', 'concurrencies')}, and counts as one"
@@ -97,7 +96,7 @@ def _table(gathered: Gathered, verdict: Verdict, suite: SuitePlan, name: str, cl
     rounds = over_levels(load)
     absent = [metric.name for metric in suite.metrics if metric.name not in claims]
     gone = (
-        f" Not given, for the engine does not tell or there were too few requests: {', '.join(absent)}."
+        f" Not given, for the engine does not tell, a round holds a zero, or there were too few requests: {', '.join(absent)}."
         if absent
         else ""
     )
@@ -158,14 +157,22 @@ def reading(claim: Claim, less: bool) -> str:
 
 def _gated(verdict: Verdict, gathered: Gathered, suite: SuitePlan, arm: str, metric: str) -> str:
     """The gates on a metric and what they found."""
-    gates = {gate.name for gate in gathered.plan.gates if (gate.suite, gate.metric) == (suite.name, metric)}
+    gates = {gate.name: gate for gate in gathered.plan.gates if (gate.suite, gate.metric) == (suite.name, metric)}
     checks = verdict.candidates[arm].checks if arm in verdict.candidates else ()
     found = [
-        f"{check.gate}: {check.outcome}{'' if check.gating else ', does not gate'}"
+        f"{check.gate}{placed(gates[check.gate])}: {check.outcome}{'' if check.gating else ', does not gate'}"
         for check in checks
         if check.gate in gates
     ]
     return "; ".join(found)
+
+
+def placed(gate: GatePlan) -> str:
+    """Where a gate looks, if not at whole rounds: its number is then another than the table's."""
+    if gate.options.get("at_slo"):
+        return " (at the SLO point)"
+    lanes = gate.options.get("concurrency")
+    return f" (at {lanes} requests at once)" if lanes else ""
 
 
 def _by_level(name: str, load: Load, alpha: float) -> Table:

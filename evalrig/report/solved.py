@@ -7,7 +7,7 @@ import numpy as np
 from evalrig.analysis.cost import Tasks, product, tokens_per_solved
 from evalrig.analysis.load_ratio import Ratio, ratio_of
 from evalrig.evidence import Gathered
-from evalrig.levels import over_levels
+from evalrig.levels import at_slo, over_levels
 from evalrig.loads import Load
 from evalrig.plan import SuitePlan
 from evalrig.report.words import significant
@@ -24,11 +24,12 @@ def solved_lines(gathered: Gathered, loads: Mapping[str, Load], alpha: float) ->
             if metric is None or (tasks := _tasks(gathered, suite, metric, name)) is None:
                 continue
             tokens = tokens_per_solved(tasks, alpha=alpha)
-            yield f"{name}: tokens generated per solved task of {suite.name} × {_words(tokens)}{_dollars(load, tokens, alpha)}."
+            yield f"{name}: tokens generated per solved task of {suite.name} × {_words(tokens)}{_dollars(name, load, tokens, alpha)}."
 
 
-def _dollars(load: Load, tokens: Ratio, alpha: float) -> str:
-    rounds = over_levels(load).get(COST)
+def _dollars(name: str, load: Load, tokens: Ratio, alpha: float) -> str:
+    served = at_slo(load, name, alpha)
+    rounds = (over_levels(load) if isinstance(served, str) else served.seen.rounds).get(COST)
     if rounds is None:
         return ""
     costs = ratio_of(rounds.reference, rounds.candidate, 0.0, alpha, less=True)

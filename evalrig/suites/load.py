@@ -36,6 +36,20 @@ ERRANDS: Final = 2
 """Of each world."""
 
 
+PRESETS: Final[Mapping[str, tuple[float, float]]] = {
+    "llama2-70b": (2.0, 0.2),
+    "llama2-70b-interactive": (0.45, 0.04),
+    "llama3.1-405b": (6.0, 0.175),
+    "llama3.1-405b-interactive": (4.5, 0.08),
+    "llama3.1-8b": (2.0, 0.1),
+    "llama3.1-8b-interactive": (0.5, 0.03),
+    "deepseek-r1": (2.0, 0.08),
+    "deepseek-r1-interactive": (1.5, 0.015),
+    "mixtral-8x7b": (2.0, 0.2),
+}
+"""MLPerf's limits of its server scenario by model, (TTFT, TPOT) in seconds; there they hold for the 99th percentile."""
+
+
 def _ratio(name: str, units: str, less: bool = False) -> Metric:
     return Metric(name=name, kind="ratio", units=units, less=less)
 
@@ -95,6 +109,8 @@ class Pace:
 class Limits:
     """The SLO: what a request must keep, in seconds; 0: no limit."""
 
+    preset: str = ""
+    """A model of MLPerf's server scenario (docs/load.md); limits that are written beside it replace its own."""
     ttft: float = 0.0
     tpot: float = 0.0
     e2e: float = 0.0
@@ -104,7 +120,9 @@ class Limits:
     def seconds(self) -> dict[str, float]:
         """The limits that there are."""
         named = {"ttft": self.ttft, "tpot": self.tpot, "e2e": self.e2e}
-        return {name: limit for name, limit in named.items() if limit}
+        preset = PRESETS.get(self.preset, (0.0, 0.0))
+        known = {"ttft": preset[0], "tpot": preset[1]} | {name: limit for name, limit in named.items() if limit}
+        return {name: limit for name, limit in known.items() if limit}
 
 
 @dataclass(kw_only=True)
@@ -202,7 +220,9 @@ class Load(Suite):
         why = failed(block, served)
         reasons = void(block, served, schedule, serving, cold and self.options.workload in COLD)
         state = State.INFRA if why else State.UNSCORED if reasons else State.SCORED
-        scores = self._scores(served, serving.gpus) | told(block) if state is State.SCORED else {}
+        scores = self._scores(served, schedule, serving.gpus) | told(block) if state is State.SCORED else {}
+        if state is State.INFRA:
+            scores = self._kept(served)
         return LoadAttempt(
             trajectory=Trajectory(error=why or "; ".join(reasons)),
             scores={name: value for name, value in scores.items() if math.isfinite(value)},
@@ -244,7 +264,17 @@ class Load(Suite):
         ]
         return Stock(pool=await _pool(engine), histories=tuple(histories), rows=self.rows)
 
-    def _scores(self, served: Served, gpus: int) -> dict[str, float]:
+    def _kept(self, served: Served) -> dict[str, float]:
+        """How many requests kept the SLO: all that a failed block tells."""
+        from evalrig.analysis import serving
+
+        slo = self.options.slo.seconds()
+        kept = serving.within(served, serving.Slo(**slo)) if slo else None
+        if kept is None:
+            return {}
+        return {"slo_ok": float(kept.sum()), "slo_n": float(len(kept)), "slo_asked": self.options.slo.attainment}
+
+    def _scores(self, served: Served, schedule: Schedule, gpus: int) -> dict[str, float]:
         from evalrig.analysis import serving, windows
 
         slo = self.options.slo.seconds()
@@ -253,6 +283,8 @@ class Load(Suite):
             window = windows.arriving(served.requests)
         elif self.options.workload == "decode" and self.options.requests == 1:
             window = windows.one_batch(served)
+        elif self.options.pace.think_seconds:
+            window = windows.conversing(served.requests, schedule.conversations())
         scores = serving.metrics_of(served, serving.Slo(**slo) if slo else None, gpus, window)
         if slo:
             scores["slo_asked"] = self.options.slo.attainment
@@ -293,6 +325,7 @@ def _refuse_unfit(where: str, options: LoadOptions) -> None:
         (0 <= shape.spread <= 2, "shape.spread", f"{shape.spread}; 0 to 2"),
         (0 < shape.shared < 1 and shape.groups >= 1, "shape", "shared is between 0 and 1, groups at least 1"),
         (min(options.slo.seconds().values(), default=0) >= 0, "slo", "limits are seconds, at least 0"),
+        (options.slo.preset in ("", *PRESETS), "slo.preset", f"no {options.slo.preset!r}; known: {', '.join(PRESETS)}"),
         (0 < options.slo.attainment < 1, "slo.attainment", "a share of requests, above 0 and below 1: 0.99"),
         (options.price_per_gpu_hour >= 0, "price_per_gpu_hour", "at least 0"),
     ):

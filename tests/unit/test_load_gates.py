@@ -19,7 +19,7 @@ from evalrig.gates.slo import Slo, SloOptions
 from evalrig.loads import Load, load_of
 from evalrig.plan import GatePlan, SuitePlan
 from evalrig.proof import Preflight
-from evalrig.types import AGAIN, EMULATED, REFERENCE, Capacity, Check, CheckOutcome, Fingerprint
+from evalrig.types import AGAIN, EMULATED, REFERENCE, Capacity, Check, CheckOutcome, Fingerprint, State
 from evalrig.validity import findings
 from evalrig.verdict import HELD_ONLY, SPEED_ONLY, judge
 
@@ -298,3 +298,17 @@ def test_what_of_the_load_cannot_be_trusted_is_said(tmp_path: Path) -> None:
     assert "in f32" in found["speed"].text
     assert "missing" not in found
     assert "reference against itself" not in found
+
+
+def test_requests_of_a_block_in_which_the_engine_failed_missed_the_slo() -> None:
+    """Eight blocks of 64: one request failed in each of two. Two of 512 is not 0 of 384."""
+    records = blocks({REFERENCE: 1.0, "cheap": 1.0, AGAIN: 1.0}, 8)
+    kept = {"slo_ok": 64.0, "slo_n": 64.0, "slo_asked": 0.99}
+    fine = [replace(record, scores={**record.scores, **kept}) for record in records["cheap"]]
+    lost = [replace(one, state=State.INFRA, scores={**kept, "slo_ok": 63.0}) for one in fine[:2]]
+    proofs = {arm: proof(arm) for arm in records}
+    found = load_of(suite_plan(8), "cheap", {**records, "cheap": [*lost, *fine[2:]]}, proofs)
+    check = Slo(plan(margin=0.01), SloOptions()).check(replace(evidence(), loads={"load": found}))
+    assert check.outcome is UNDECIDED
+    assert "510 of 512 requests" in check.reason
+    assert found.missing["cheap"].sum() == 2, "for the ratios they are missing all the same"

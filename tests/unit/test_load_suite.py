@@ -232,5 +232,18 @@ def test_gauges_become_scores_of_the_block_alone() -> None:
     made = replace(block(), health=HEALTH, notes={"gauges": rows})
     found = told(made)
     assert (found["waiting_most"], found["preemptions"], found["engine_queue_seconds"]) == (7.0, 2.0, 1.5)
+    assert found["waiting_usual"] == 1.0, "a burst at the start is no queue"
     assert "engine_decode_seconds" not in found
-    assert told(replace(made, notes=None)) == {"kernel": 1.0, "cpu_share": HEALTH.cpu_share}
+    assert told(replace(made, notes=None)) == {
+        "kernel": 1.0,
+        "cpu_share": HEALTH.cpu_share,
+        "send_lag_p99": HEALTH.send_lag_p99,
+    }
+
+
+def test_limits_of_mlperf_can_be_named_and_overruled() -> None:
+    assert Limits(preset="llama2-70b").seconds() == {"ttft": 2.0, "tpot": 0.2}
+    assert Limits(preset="llama2-70b", tpot=0.05, e2e=9.0).seconds() == {"ttft": 2.0, "tpot": 0.05, "e2e": 9.0}
+    assert Limits().seconds() == {}
+    with pytest.raises(UsageError, match=r"slo\.preset: no 'gpt-2'; known: llama2-70b"):
+        Load("load", LoadOptions(slo=Limits(preset="gpt-2")))

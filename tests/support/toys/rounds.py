@@ -56,6 +56,7 @@ def scores(speed: float, noise: float, lanes: int = 8) -> dict[str, float]:
         "exact": 0.99,
         "kernel": 1.0,
         "waiting_most": 0.0,
+        "waiting_usual": 0.0,
     }
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalrig.analysis.attainment import Attained, attained, requests_needed, slo_point
+from evalrig.analysis.attainment import Attained, SloPoint, attained, requests_needed, slo_point
 
 
 def level(within: float, everything: float) -> Attained:
@@ -37,18 +37,23 @@ def test_rounds_without_requests_tell_nothing() -> None:
 
 def test_the_point_is_the_last_before_the_slo_is_missed() -> None:
     levels = [level(1000, 1000), level(1000, 1000), level(950, 1000), level(1000, 1000)]
-    assert slo_point(levels, 0.99) == (1, "")
-    assert slo_point(levels[:2], 0.99) == (1, "")
-    assert slo_point([level(1000, 1000), None], 0.99) == (0, "")
+    assert slo_point(levels, 0.99) == SloPoint(shown=1, possible=1, why="")
+    assert slo_point(levels[:2], 0.99) == SloPoint(shown=1, possible=1, why="")
+    assert slo_point([level(1000, 1000), None], 0.99) == SloPoint(shown=0, possible=0, why="")
+
+
+def test_what_is_not_shown_to_keep_the_slo_is_not_shown_to_miss_it() -> None:
+    """297 of 299 at 99 %: the true point may lie at either."""
+    assert slo_point([level(1000, 1000), level(297, 299)], 0.99) == SloPoint(shown=0, possible=1, why="")
 
 
 @pytest.mark.parametrize(
-    ("first", "why"),
+    ("first", "possible", "why"),
     [
-        (level(950, 1000), "the lightest load misses it: 950 of 1,000 requests within it"),
-        (level(96, 96), "too few requests to show 99 %: 96 of 96 requests within it; 299 of as many would"),
-        (None, "nothing was held against limits of time"),
+        (level(950, 1000), -1, "the lightest load misses it: 950 of 1,000 requests within it"),
+        (level(96, 96), 1, "too few requests to show 99 %: 96 of 96 requests within it; 299 of as many would"),
+        (None, -1, "nothing was held against limits of time"),
     ],
 )
-def test_without_a_point_it_is_said_why(first: Attained | None, why: str) -> None:
-    assert slo_point([first, level(1000, 1000)], 0.99) == (-1, why)
+def test_without_a_point_it_is_said_why(first: Attained | None, possible: int, why: str) -> None:
+    assert slo_point([first, level(1000, 1000)], 0.99) == SloPoint(shown=-1, possible=possible, why=why)

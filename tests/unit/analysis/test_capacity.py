@@ -123,3 +123,22 @@ def test_no_queue_up_to_the_end_and_no_gauge_at_all_are_different_answers():
     assert "tells neither" in mute.words
     with pytest.raises(ValueError, match="levels"):
         knee([], ROOM)
+
+
+def test_what_waits_at_a_light_load_does_not_hide_that_kv_binds_at_a_heavy_one():
+    """A burst waits at 8 with 5 % of the pool in use; at 128 requests are put back: FP8 KV helps there."""
+    levels = [
+        Level(concurrency=8, waiting=[3, 3], preemptions=[0, 0], kv_usage=0.05),
+        Level(concurrency=128, waiting=[40, 50], preemptions=[40, 50], kv_usage=1.0),
+    ]
+    found = knee(levels)
+    assert (found.concurrency, found.kv_binds) == (8, True)
+    assert found.words == "KV is the binding limit here; at 128 requests some were put back for lack of KV memory"
+
+
+def test_more_kv_is_said_not_to_help_only_where_every_level_is_known():
+    levels = [
+        Level(concurrency=8, waiting=[3, 3], preemptions=[NAN, NAN], kv_usage=0.05),
+        Level(concurrency=128, waiting=[40, 50], preemptions=[NAN, NAN]),
+    ]
+    assert knee(levels).kv_binds is None

@@ -286,26 +286,6 @@ def test_without_a_a_rounds_the_noise_floor_is_not_known():
     )
 
 
-def test_rounds_of_one_start_count_as_one():
-    """Each start draws its own speed: taken one by one, rounds on few starts find differences that are not there."""
-    rng = np.random.default_rng(12)
-    start = np.repeat([3, 1, 2], 3)
-    alone = together = 0
-    for _ in range(300):
-        ours = np.ones(9)
-        theirs = np.exp(np.repeat(rng.normal(size=3) * 0.01, 3) + rng.normal(size=9) * 0.003)
-        alone += ratio_of(ours, theirs).differs
-        found = ratio_of(ours, theirs, start=start)
-        together += found.differs
-        assert found.n == 3
-    assert alone >= 0.25 * 300  # nominal: 10 %
-    assert together <= 0.15 * 300
-    theirs = np.exp([0.1, 0.3, 0.5, math.nan])
-    assert ratio_of(np.ones(4), theirs, start=["b", "b", "a", "a"]).value == pytest.approx(math.exp((0.2 + 0.5) / 2))
-    with pytest.raises(ValueError, match="start"):
-        ratio_of(np.ones(4), theirs, start=[0, 1])
-
-
 def test_rounding_is_no_difference():
     ours = np.array([0.1, 0.2, 0.3])
     found = ratio_of(ours, ours * 3 / 3 * (1 + 2e-16))

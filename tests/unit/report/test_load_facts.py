@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toys.rounds import GPU, USER
 
 from evalrig.levels import level_of
-from evalrig.loads import Load
-from evalrig.report.load_sentences import _at_slo, _knee, _memory, _room
+from evalrig.loads import Load, Rounds
+from evalrig.report.load_sentences import _at_slo, _iso, _knee, _memory, _room
 from evalrig.types import AGAIN, REFERENCE, Capacity
 
 NAMES = tuple(f"c{lanes:02d}-round-{number}" for number in range(4) for lanes in (2, 8))
@@ -47,7 +48,7 @@ def test_why_requests_wait_is_told_from_their_lengths_where_the_engine_is_silent
     told = {
         "tokens_in": np.full(8, 1000.0),
         "tokens_out": np.full(8, 200.0),
-        "waiting_most": np.where(heavy, 2.0, 0.0),
+        "waiting_usual": np.where(heavy, 2.0, 0.0),
         "concurrency": np.where(heavy, 8.0, 2.0),
     }
     one = replace(load(cheap=told), capacity={"cheap": Capacity(kv_tokens=tokens, max_requests=limit)})
@@ -65,3 +66,26 @@ def test_peak_memory_is_told_where_nvml_told_it_in_both_arms() -> None:
 
 def test_no_limits_no_slo_point() -> None:
     assert not list(_at_slo("cheap", load(), 0.05))
+
+
+def test_a_point_that_one_arm_lacks_makes_no_shortcut_through_the_curve() -> None:
+    """Equal arms on a bent curve, the middle block void in one: a straight line across it read 0.6."""
+    names = tuple(f"c{lanes:02d}-round-{number}" for number in range(4) for lanes in (2, 8, 32))
+    user, gpu = np.tile([50.0, 40.0, 10.0], 4), np.tile([100.0, 320.0, 320.0], 4)
+    hole = np.arange(12) == 4  # c08 of the second round
+
+    def rounds(metric: Any, values: Any) -> Rounds:
+        return Rounds(
+            metric=metric, names=names, reference=values, candidate=np.where(hole, np.nan, values), again=values
+        )
+
+    there = np.zeros(12, np.bool_)
+    one = Load(
+        rounds={USER.name: rounds(USER, user), GPU.name: rounds(GPU, gpu)},
+        void={},
+        capacity={},
+        names=names,
+        missing={REFERENCE: there, "cheap": hole, AGAIN: there},
+    )
+    [line] = _iso("cheap", one, 0.05)
+    assert "tokens per second and GPU × 1.000 (1.000 to 1.000) in 3 of 4 rounds; A/A × 1.000 (1.000 to 1.000)" in line

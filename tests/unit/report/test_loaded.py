@@ -74,7 +74,7 @@ def test_capacity_cost_and_the_client_are_said(real: RunFolder) -> None:
     assert "KV is not the binding limit here" in lines
     assert "usd_per_million_output" in lines
     assert re.search(r": 20\.\d % saved \(", lines)
-    assert "at least 99.0 % of the tokens of each block have an exact time of arrival" in lines
+    assert "at least 99.0 % of the events of each block have an exact time of arrival" in lines
 
 
 def test_the_label_of_an_emulation_stands_in_all_three_forms(tmp_path: Path) -> None:
