@@ -1,7 +1,9 @@
 """What the gates of a plan can decide before anything is measured, for `evalrig show`."""
 
+from evalrig.analysis.attainment import requests_needed
 from evalrig.analysis.load_power import resolvable_effect, rounds_needed
 from evalrig.analysis.power import cannot_decide, power_rows
+from evalrig.levels import ATTAINMENT, level_of, round_of
 from evalrig.plan import GatePlan, Plan
 from evalrig.report.words import count, margin_words, percent
 from evalrig.types import Metric
@@ -10,6 +12,8 @@ PAIRED = ("load_ratio", "saving")
 """Gates on ratios of a metric of load."""
 NOISES = (0.003, 0.01, 0.03)
 """Of the ratios of single rounds: a quiet machine with GPUs, a shared one, a busy virtual one."""
+REQUESTS, LANES = 8, (8,)
+"""Of a suite of load whose options do not say."""
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """Columns and rows of a table."""
 
@@ -52,3 +56,29 @@ def rounds_power(gate: GatePlan, margin: str, plan: Plan, power: float) -> tuple
         for noise, need, one in zip(NOISES, needs, told, strict=True)
     ]
     return title, (("noise of a round", "rounds needed", "smallest margin it decides", "decides"), rows)
+
+
+def slo_power(gate: GatePlan, plan: Plan) -> str:
+    """Whether a gate that rests on shares of requests has enough of them, said in a line; empty: it does not rest on them."""
+    at_slo = bool(gate.options.get("at_slo"))
+    if gate.kind != "slo" and not at_slo:
+        return ""
+    options = plan.config["suites"][gate.suite]["options"]
+    per_lane, rounds = (
+        int(options.get("requests", REQUESTS)),
+        len({round_of(one) for one in plan.suite(gate.suite).samples}),
+    )
+    lanes = [int(level.lstrip("c")) for one in plan.suite(gate.suite).samples if (level := level_of(one))]
+    lanes = sorted(set(lanes)) or [int(n) for n in options.get("concurrency", LANES)]
+    if dict(options.get("pace", {})).get("loop") == "open":
+        lanes = [1]
+    asked = float(dict(options.get("slo", {})).get("attainment", ATTAINMENT)) if at_slo else 1 - gate.margin
+    if one := gate.options.get("concurrency"):
+        lanes = [int(one)]
+    had = per_lane * rounds * (lanes[0] if at_slo else sum(lanes))
+    needed = requests_needed(asked, plan.header.alpha)
+    where = " at the lightest concurrency" if at_slo and len(lanes) > 1 else ""
+    enough = "enough if few miss it" if had >= 2 * needed else "hardly enough: one that misses it is too many"
+    if had < needed:
+        enough = "too few to decide anything: raise `requests` or the rounds"
+    return f"{100 * asked:.4g} % within the SLO takes {needed:,} requests of which none misses it; {had:,}{where} are {enough}"

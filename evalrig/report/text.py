@@ -11,7 +11,7 @@ from evalrig.analysis.power import suite_power
 from evalrig.plan import GatePlan, Plan
 from evalrig.records import RunFolder
 from evalrig.report.failing import KIND
-from evalrig.report.plan_power import PAIRED, binary_power, rounds_power
+from evalrig.report.plan_power import PAIRED, binary_power, rounds_power, slo_power
 from evalrig.report.sentences import headline, metric_of
 from evalrig.report.view import uncovered
 from evalrig.report.words import count, margin_words, visible
@@ -119,13 +119,9 @@ def _power(plan: Plan, power: float) -> list[str]:
             lines += [title, "", _table(*table), *short, ""]
         elif gate.kind in PAIRED:
             title, table = rounds_power(gate, _margin(gate, plan), plan, power)
-            lines += [title, "", _table(*table), ""]
+            lines += [title, "", _table(*table), *filter(None, [slo_power(gate, plan)]), ""]
         elif plan.suite(gate.suite).blocks:
-            how = (
-                "counts the requests of all rounds"
-                if gate.kind == "slo"
-                else "is read back from the engines, not sampled"
-            )
+            how = slo_power(gate, plan) or "is read back from the engines, not sampled"
             lines += [f"{gate.name}: margin {_margin(gate, plan)}; {how}", ""]
         else:
             lines += [

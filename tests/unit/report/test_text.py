@@ -98,6 +98,7 @@ def test_a_plan_with_load_says_at_which_noise_its_rounds_decide(tmp_path: Path) 
         "speed": {"kind": "load_ratio", "metric": "output_tokens_per_second", "margin": 0.01},
         "cheaper": {"kind": "saving", "metric": "usd_per_million_output", "margin": 0.2},
         "held": {"kind": "kv_capacity", "margin": -0.9},
+        "slo": {"kind": "slo", "margin": 0.01},
     }
     plan = load_folder(tmp_path, gates, rounds=8).plan()
     shown = planned(plan, "").partition("what it can decide")[2]
@@ -106,4 +107,5 @@ def test_a_plan_with_load_says_at_which_noise_its_rounds_decide(tmp_path: Path) 
     assert re.search(r"1\.0 % +8 +\S+ % +yes", speed)
     assert re.search(r"3\.0 % +\d+ +\S+ % +no", speed)
     assert "a gain must exceed what is asked by" in rest
+    assert "99 % within the SLO takes 299 requests of which none misses it; 512 are hardly enough" in rest
     assert "held: margin at least × 1.9; is read back from the engines, not sampled" in rest
