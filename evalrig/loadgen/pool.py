@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evalrig.errors import EngineError
-from evalrig.loadgen.block import Exchange, Sent
+from evalrig.errors import ClientError, EngineError
+from evalrig.loadgen.block import OVER, Exchange, Sent
 from evalrig.loadgen.clock import now, offset
 from evalrig.loadgen.connection import Answer, Connection, Lost, ask_for_stamps, said
 from evalrig.loadgen.schedule import Address
@@ -28,6 +28,8 @@ class Wish:
     body: bytes
     due: int
     until: int
+    last: bool = False
+    """`until` is the end of the block, not the request's own bound."""
 
 
 class Pool:
@@ -43,7 +45,10 @@ class Pool:
         self._opening: set[asyncio.Task[None]] = set()
         self._head = _head(address)
         # The kernel begins to stamp a moment after the first socket has asked, and ends with the last one.
-        self._asking = socket.socket()
+        try:
+            self._asking = socket.socket()
+        except OSError as error:
+            raise ClientError(f"load: the client cannot open a socket: {said(error)}") from error
         ask_for_stamps(self._asking)
 
     @classmethod
@@ -52,12 +57,9 @@ class Pool:
 
         Raises:
             EngineError: the name of the host cannot be resolved.
+            ClientError: this process can open no socket.
         """
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise EngineError(f"load: {address.host}: cannot be resolved: {error.strerror}") from error
-        return cls(address, [(family, place) for family, _, _, _, place in found])
+        return cls(address, await places(address))
 
     def launch(self, wish: Wish) -> asyncio.Task[Exchange]:
         """Send at the due time, which is now or so near that the wait is burnt. Where a connection is idle the request leaves before
@@ -122,6 +124,7 @@ class Pool:
                 if answer.sent
                 else f"no connection in {waited:.1f} s"
             )
+            error += f": {OVER}" if wish.last else ""
         except OSError as failure:
             error = said(failure)
         finally:
@@ -168,6 +171,19 @@ class Pool:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+
+async def places(address: Address) -> list[Place]:
+    """Where a host is reached.
+
+    Raises:
+        EngineError: its name cannot be resolved.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise EngineError(f"load: {address.host}: cannot be resolved: {error.strerror}") from error
+    return [(family, place) for family, _, _, _, place in found]
 
 
 def _head(address: Address) -> bytes:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -21,14 +22,15 @@ import psutil
 import pytest
 from toys.mocked import call, mocked
 
-from evalrig.errors import EngineError, RunError
+from evalrig.errors import ClientError, EngineError
 from evalrig.loadgen.block import Block, Exchange
 from evalrig.loadgen.drive import Stop, run_block
 from evalrig.loadgen.schedule import Address, Call, Schedule
-from evalrig.loadgen.sharded import run_sharded
+from evalrig.loadgen.sharded import run_load, run_sharded
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's time of arrival is Linux's")
 CERTIFICATE = Path(__file__).parents[1] / "support" / "tls" / "localhost.pem"
+NOWHERE = Address(host="nowhere.invalid", port=1)
 PATIENT = Stop(request=20.0, block=40.0)
 
 
@@ -172,8 +174,37 @@ def test_a_server_that_is_not_there_is_an_error_of_each_request():
 
 
 def test_a_host_without_an_address_is_said_in_one_line():
-    with pytest.raises(EngineError, match=r"load: nowhere\.invalid: cannot be resolved"):
-        send(Address(host="nowhere.invalid", port=1), call("r0"))
+    schedule = Schedule(calls=(call("r0"), call("r1")), loop="open")
+    for sends in (run_block(NOWHERE, schedule), run_sharded(NOWHERE, schedule, 2)):
+        with pytest.raises(EngineError, match=r"load: nowhere\.invalid: cannot be resolved"):
+            asyncio.run(sends)
+
+
+@contextlib.contextmanager
+def few_descriptors(more: int) -> Generator[None]:
+    """As from `ulimit -n`: hardly more than are open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(int(fd.name) for fd in Path("/proc/self/fd").iterdir()) + more, hard)
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@linux
+def test_a_client_without_descriptors_says_so_and_takes_those_that_it_may_have():
+    schedule = Schedule(calls=tuple(call(f"r{i}") for i in range(100)), loop="closed", concurrency=100)
+    with mocked("--step", "0.05") as server:
+        with few_descriptors(20):
+            starved = asyncio.run(run_block(server.address, schedule, stop=PATIENT))
+        with few_descriptors(20):
+            fed = asyncio.run(run_load(server.address, schedule, stop=PATIENT))
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 100, "as it was before"
+    assert "Too many open files" in {one.sent.error for one in starved.exchanges}
+    assert any("short of descriptors" in line for line in starved.health.void)
+    assert {one.sent.error for one in fed.exchanges} == {""}
 
 
 def test_a_block_ends_at_its_bound_and_tells_what_was_not_sent():
@@ -440,7 +471,7 @@ def test_a_worker_that_dies_ends_the_block_and_leaves_nothing(monkeypatch: pytes
         await running
 
     with mocked("--kind", "hang") as server:
-        with pytest.raises(RunError, match=r"load worker \d of 2: ended in the middle of the block"):
+        with pytest.raises(ClientError, match=r"load worker \d of 2: ended in the middle of the block"):
             asyncio.run(killed(server.address))
         assert not [child for child in psutil.Process().children() if "evalrig.loadgen.worker" in child.cmdline()]
 
