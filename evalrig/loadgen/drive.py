@@ -9,6 +9,8 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import numpy as np
+
 from evalrig.loadgen.block import OVER, Block, Exchange
 from evalrig.loadgen.clock import Alarm, now, offset
 from evalrig.loadgen.health import Effort, certify
@@ -19,8 +21,10 @@ LEAD_SECONDS = 0.05
 """From the decision to begin until the block's start: the first call is not late."""
 SPIN_NS = 400_000
 """Before a due time, the wait that is burnt: longer than a kernel timer needs to wake a process on a free core."""
-SPARE = 2
-"""Idle connections that an open loop begins with. Few: some servers give each a thread."""
+SPARE_SECONDS = 0.05
+"""An open loop keeps idle connections for the arrivals of so long: most that come meanwhile need not wait for a new one."""
+SPARE = (2, 256)
+"""Least and most of them. No more than are needed: some servers give each a thread."""
 BLOCK_SECONDS = 3600.0
 """That a block may take beyond its last due time."""
 PRIMING = 8
@@ -109,6 +113,7 @@ class Driver:
         self._roots: list[int] = []
         self._unprimed: tuple[str, ...] = ()
         self._start = self._last = self._end = 0
+        self._spare = spare(schedule)
         for index, call in enumerate(self._calls):
             if call.primes:
                 continue
@@ -138,7 +143,7 @@ class Driver:
             for _ in range(self._schedule.concurrency or PRIMING):
                 group.create_task(lane(self._pool))
         self._unprimed = tuple(failed)
-        await self._pool.warm(SPARE if self._schedule.loop == "open" else self._first_lanes())
+        await self._pool.warm(self._spare if self._schedule.loop == "open" else self._first_lanes())
 
     def _first_lanes(self) -> int:
         return sum(_opens(self._schedule, lane, 0.0) == 0.0 for lane in range(self._schedule.concurrency))
@@ -149,14 +154,21 @@ class Driver:
         self._start, self._end = start, start + int(self._stop.block * _SECOND)
         self._last = start + int(min(self._stop.begin, self._stop.block) * _SECOND)
         with _quiet_memory():
-            before, began, clock = _cpu_seconds(), now(), offset()
+            before, began = _cpu_seconds(), now()
             async with asyncio.TaskGroup() as group:
                 if self._schedule.loop == "open":
                     await self._open(group)
                 else:
                     self._closed(group)
-            seconds, cpu, moved = (now() - began) / _SECOND, _cpu_seconds() - before, offset() - clock
-        effort = Effort(seconds=seconds, cpu_seconds=cpu, clock_moved=abs(moved) / _SECOND, troubles=self._unprimed)
+            seconds, cpu = (now() - began) / _SECOND, _cpu_seconds() - before
+            moved = offset() - self._pool.offset  # the pool's is taken off every arrival
+        effort = Effort(
+            seconds=seconds,
+            cpu_seconds=cpu,
+            clock_moved=abs(moved) / _SECOND,
+            troubles=self._unprimed,
+            waits=tuple(self._pool.waits),
+        )
         return Driven(start=start, exchanges=tuple(self._exchanges), effort=effort)
 
     async def close(self) -> None:
@@ -222,7 +234,7 @@ class Driver:
         wish = Wish(index=index, body=self._calls[index].body, due=due, until=min(until, end), last=end < until)
         flight = self._pool.launch(wish)
         if self._schedule.loop == "open":
-            self._pool.refill()
+            self._pool.refill(self._spare)
         return flight
 
     def _unsent(self, index: int, due: int) -> None:
@@ -231,6 +243,13 @@ class Driver:
         self._exchanges.append(never_sent(index, due, f"not sent: {OVER}"))
         for follower in self._followers.get(index, ()):
             self._unsent(follower, due)
+
+
+def spare(schedule: Schedule) -> int:
+    """Idle connections that an open loop keeps: for the most arrivals within `SPARE_SECONDS`, as far as they are known beforehand."""
+    due = np.sort([call.due for call in schedule.calls if call.after is None and not call.primes])
+    most = int((np.searchsorted(due, due + SPARE_SECONDS) - np.arange(len(due))).max(initial=0))
+    return min(max(most, SPARE[0]), SPARE[1])
 
 
 def _refuse(schedule: Schedule) -> None:

@@ -26,9 +26,11 @@ class Effort:
     seconds: float
     cpu_seconds: float
     clock_moved: float
-    """Seconds by which the kernel's clock moved against the monotonic one."""
+    """Seconds by which the kernel's clock moved against the monotonic one, since the pool was opened."""
     troubles: tuple[str, ...] = ()
     """What went wrong before the start: priming calls that failed."""
+    waits: tuple[float, ...] = ()
+    """Seconds for which requests waited for their connections, of those that did."""
 
 
 def certify(exchanges: Sequence[Exchange], efforts: Sequence[Effort]) -> Health:
@@ -40,6 +42,7 @@ def certify(exchanges: Sequence[Exchange], efforts: Sequence[Effort]) -> Health:
     answered = [one for one in exchanges if one.at.size]
     share = max(effort.cpu_seconds / max(effort.seconds, 1e-9) for effort in efforts)
     moved = max(effort.clock_moved for effort in efforts)
+    waits = [wait for effort in efforts for wait in effort.waits]
     send_lag = _p99(late)
     return Health(
         cpu_share=share,
@@ -52,7 +55,7 @@ def certify(exchanges: Sequence[Exchange], efforts: Sequence[Effort]) -> Health:
         workers=len(efforts),
         void=(
             *_short(exchanges),
-            *_void(share, send_lag, first, moved),
+            *_void(share, send_lag, first, moved, waits),
             *(line for effort in efforts for line in effort.troubles),
         ),
     )
@@ -67,7 +70,7 @@ def _short(exchanges: Sequence[Exchange]) -> list[str]:
     return [f"the client was short of descriptors or ports: {many}; raise `ulimit -n`, or ask for fewer at once"]
 
 
-def _void(share: float, send_lag: float, first: Sequence[float], moved: float) -> list[str]:
+def _void(share: float, send_lag: float, first: Sequence[float], moved: float, waits: Sequence[float]) -> list[str]:
     """Without a good answer there is no time that a busy client could have spoilt."""
     reasons: list[str] = []
     if first and share > CPU_SHARE:
@@ -76,9 +79,12 @@ def _void(share: float, send_lag: float, first: Sequence[float], moved: float) -
         )
     median = float(np.median(first)) if first else 0.0
     if first and send_lag > SEND_LAG * median:
+        why = "something kept the client from its processor"
+        if waits:
+            why = f"{len(waits)} waited for a connection, up to {max(waits) * 1e3:.3g} ms; the server or the way to it is slow"
         reasons.append(
             f"requests left late: p99 {send_lag * 1e3:.3g} ms after they were due, above {SEND_LAG:.0%} of the median time to the "
-            f"first bytes ({median * 1e3:.3g} ms); something kept the client from its processor"
+            f"first bytes ({median * 1e3:.3g} ms); {why}"
         )
     if moved > CLOCK_SECONDS:
         reasons.append(

@@ -43,6 +43,8 @@ class Pool:
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
+        self.waits: list[float] = []
+        """Seconds for which requests waited for their connections; those that found an idle one are not in it."""
         self._head = _head(address)
         # The kernel begins to stamp a moment after the first socket has asked, and ends with the last one.
         try:
@@ -81,12 +83,18 @@ class Pool:
                         0, await self._connect()
                     )  # used in the order of opening, as a server takes them up
 
-    def refill(self) -> None:
-        """See to it that the next request finds an idle connection."""
-        if not self._idle and not self._opening:
-            task = asyncio.create_task(self.warm(1))
+    def refill(self, count: int) -> None:
+        """See to it that the next requests find up to `count` idle connections. Two more at a time: a server that takes none is not
+        asked for all of them with every request."""
+        for _ in range(min(2, count - len(self._idle) - len(self._opening))):
+            task = asyncio.create_task(self._add())
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+
+    async def _add(self) -> None:
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(WARM_SECONDS):
+                self._idle.insert(0, await self._connect())
 
     async def close(self) -> None:
         """Close all connections."""
@@ -105,7 +113,9 @@ class Pool:
         try:
             async with asyncio.timeout_at(wish.until / _SECOND):
                 if connection is None:
+                    asked = now()
                     connection = await self._connect()
+                    self.waits.append((now() - asked) / _SECOND)
                     connection.begin(answer, request, wish.due)
                 try:
                     await answer.done

@@ -24,7 +24,8 @@ from toys.mocked import call, mocked
 
 from evalrig.errors import ClientError, EngineError
 from evalrig.loadgen.block import Block, Exchange
-from evalrig.loadgen.drive import Stop, run_block
+from evalrig.loadgen.clock import now, offset
+from evalrig.loadgen.drive import Driver, Stop, run_block
 from evalrig.loadgen.schedule import Address, Call, Schedule
 from evalrig.loadgen.sharded import run_load, run_sharded
 
@@ -273,6 +274,38 @@ def test_priming_calls_go_first_and_are_not_counted():
     with mocked("--kind", "500", "--every", "9", "--step", "0.01") as server:
         block = send(server.address, call("p0", primes=True), call("r0"))
     assert "priming call 0: HTTP 500" in block.health.void
+
+
+def test_priming_that_hangs_ends_with_the_bound_of_a_block():
+    with mocked("--kind", "hang") as server:
+        block = send(server.address, call("p0", primes=True), call("r0"), stop=Stop(request=300.0, block=0.3))
+    assert any("priming call 0: no end of the answer" in line for line in block.health.void)
+
+
+def test_a_clock_that_was_set_while_prompts_were_primed_voids_the_block(monkeypatch: pytest.MonkeyPatch):
+    """Arrivals are reckoned with the distance of the clocks as it was before."""
+    monkeypatch.setattr("evalrig.loadgen.pool.offset", lambda: offset() - 2_000_000)
+    with mocked("--step", "0.01") as server:
+        block = send(server.address, call("p0", primes=True), call("r0"))
+    assert block.health.clock_moved == pytest.approx(2e-3, rel=0.05)
+    assert any("the wall clock was set during the block: it moved 2 ms" in line for line in block.health.void)
+
+
+def test_requests_that_come_at_once_find_connections_that_are_open():
+    async def waits(address: Address) -> list[float]:
+        calls = tuple(call(f"r{i}", 0.2 * (i // 20), tokens=20) for i in range(60))
+        driver = Driver(address, Schedule(calls=calls, loop="open"), PATIENT)
+        try:
+            await driver.prime()
+            return list((await driver.run(now() + 50_000_000)).effort.waits)
+        finally:
+            await driver.close()
+
+    with mocked("--step", "0.05") as server:
+        found = asyncio.run(waits(server.address))
+    assert len(found) < 20, (
+        "the first twenty find theirs; of the later ones those must wait that come while theirs is opened"
+    )
 
 
 def test_a_connection_that_the_server_closed_between_requests_is_replaced():

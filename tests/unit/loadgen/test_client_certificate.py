@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evalrig.loadgen.block import OVER, Exchange, Sent
-from evalrig.loadgen.drive import Stop, run_block
+from evalrig.loadgen.drive import Stop, run_block, spare
 from evalrig.loadgen.health import Effort, certify
 from evalrig.loadgen.schedule import Address, Call, Schedule
 from evalrig.loadgen.sharded import jobs_of, workers_for
@@ -29,8 +29,10 @@ def exchange(
     )
 
 
-def effort(cpu: float = 0.1, moved: float = 0.0, troubles: tuple[str, ...] = ()) -> Effort:
-    return Effort(seconds=1.0, cpu_seconds=cpu, clock_moved=moved, troubles=troubles)
+def effort(
+    cpu: float = 0.1, moved: float = 0.0, troubles: tuple[str, ...] = (), waits: tuple[float, ...] = ()
+) -> Effort:
+    return Effort(seconds=1.0, cpu_seconds=cpu, clock_moved=moved, troubles=troubles, waits=waits)
 
 
 def test_a_client_at_ease_is_trusted():
@@ -45,6 +47,7 @@ def test_a_client_at_ease_is_trusted():
     [
         (0, effort(cpu=0.51), "51% of a core, above 50%"),
         (3 * MS, effort(), "p99 3 ms after they were due, above 2% of the median time to the first bytes (100 ms)"),
+        (3 * MS, effort(waits=(0.001, 0.0025)), "; 2 waited for a connection, up to 2.5 ms"),
         (0, effort(moved=2e-4), "moved 0.2 ms"),
         (0, effort(troubles=("priming call 0: HTTP 500",)), "priming call 0"),
     ],
@@ -101,6 +104,14 @@ def test_a_block_is_not_cut_before_its_last_request_was_due():
     closed = Schedule(calls=(Call(body=b""),), loop="closed", concurrency=1)
     assert Stop.of(closed, 600.0).block == 3600.0
     assert Stop.of(closed, 4000.0).block == 8000.0, "two requests may take their time"
+
+
+@pytest.mark.parametrize(
+    ("due", "idle"),
+    [([], 2), ([0.0], 2), ([i / 1024 for i in range(1000)], 52), ([0.0] * 1000, 256), ([0, 1.0, 1.01, 1.02, 1.2], 3)],
+)
+def test_an_open_loop_keeps_connections_for_what_comes_in_a_twentieth_of_a_second(due: list[float], idle: int):
+    assert spare(Schedule(calls=tuple(Call(body=b"", due=at) for at in due), loop="open")) == idle
 
 
 def test_one_process_until_eight_thousand_events_a_second():
