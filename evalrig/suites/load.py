@@ -150,8 +150,8 @@ class Load(Suite):
         self._stocks: WeakKeyDictionary[Engine, Stock] = WeakKeyDictionary()
 
     def needs(self) -> Capabilities:
-        """An engine that the load client can reach."""
-        return Capabilities(load=True)
+        """An engine that the load client can reach, and that keeps the prompts where they are sent beforehand."""
+        return Capabilities(load=True, primed=self.options.workload == "decode")
 
     def samples(self) -> list[Sample]:
         """A round is a sample; with several concurrencies, a round at each."""
