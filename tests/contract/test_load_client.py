@@ -71,17 +71,21 @@ def test_gaps_between_tokens_are_known_to_a_twentieth_of_a_millisecond():
         log = server.log()
     errors: list[int] = []
     gaps: list[int] = []
+    ways: list[int] = []
     for exchange in block.exchanges:
         sent = log[f"r{exchange.sent.index}"]["sent"]
         got = content(exchange)
         assert len(got) == len(sent) == 40
         assert exchange.kernel
+        ways += [at - was for (at, exact), was in zip(got, sent, strict=True) if exact]
         for (a, exact_a), (b, exact_b), was in zip(got, got[1:], np.diff(sent), strict=False):
             if exact_a and exact_b:
                 errors.append(abs(b - a - int(was)))
                 gaps.append(b - a)
     assert len(gaps) > 100
     assert milliseconds(errors) < 0.05
+    assert np.quantile(errors, 0.95) < 0.1e6, "nineteen of twenty too, with four other programs on this core"
+    assert min(ways) > -0.02e6, "nothing comes before it was sent"
     assert abs(milliseconds(gaps) - 20.0) < 0.5  # the mock's own steps shake when the machine is busy
     assert block.health.kernel
 
@@ -101,6 +105,8 @@ def test_time_to_first_token_is_right_though_the_clients_loop_is_blocked_for_50_
         log = server.log()
     firsts = [exchange.at[0] - log[f"r{exchange.sent.index}"]["sent"][0] for exchange in block.exchanges]
     assert milliseconds(firsts) < 0.1
+    assert np.quantile(firsts, 0.9) < 0.3e6
+    assert min(firsts) > -0.02e6
     assert max(int(exchange.lag.max()) for exchange in block.exchanges) > 20e6, (
         "the loop was not late: nothing was tested"
     )
