@@ -242,6 +242,7 @@ def _refuse_beyond(name: str, needs: Capabilities, has: Capabilities, engine: st
             (needs.cached_prefix and not has.cached_prefix, "scoring over a cached prefix"),
             (needs.tool_prompts and not has.tool_prompts, "token ids of conversations with tools"),
             (needs.load and not has.load, "a route for load"),
+            (needs.primed and not has.primed, "prompts from its prefix cache (workload: decode)"),
             (
                 has.decode_logprobs != -1 and not 0 <= needs.decode_logprobs <= has.decode_logprobs,
                 f"top-{needs.decode_logprobs} lists of generated tokens",

@@ -35,6 +35,8 @@ class Capabilities:
     """Can score what follows a prefix that is read from the KV cache."""
     load: bool = False
     """Can be loaded by the load client: `Engine.serving`."""
+    primed: bool = False
+    """Under load a prompt that was sent before is read from its prefix cache."""
     tool_prompts: bool = False
     """Token ids of conversations with tools, tool calls and reasoning, through its own chat template."""
 

@@ -19,6 +19,14 @@ class EngineError(RunError):
         super().__init__(one_line(text))
 
 
+class ClientError(RunError):
+    """The load client failed (no free file descriptors, a worker process that died): evidence about no engine, so a block of load is
+    void in both arms. One line, like `EngineError`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
+
+
 def one_line(text: str) -> str:
     """Foreign words as one line that a terminal does not obey."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))

@@ -58,8 +58,10 @@ def page(text: str) -> Page:
     """The lines of a text; a line that is no sample is left out, since a page may hold more than is read here."""
     found: dict[str, list[Sample]] = {}
     for line in text.splitlines():
-        match = None if line.startswith("#") else _LINE.fullmatch(line)
-        if match is None or match[1].endswith(("_bucket", "_created")):
+        name = line.partition("{")[0].partition(" ")[0]
+        if name.startswith("#") or name.endswith(("_bucket", "_created")):  # most lines: read while a block runs
+            continue
+        if (match := _LINE.fullmatch(line)) is None:
             continue
         try:
             value = float(match[3])

@@ -12,13 +12,17 @@ from numpy.typing import NDArray
 
 from evalrig.engine import Engine
 from evalrig.errors import EngineError
-from evalrig.loadgen.block import Block
+from evalrig.loadgen.block import OVER, Block
 from evalrig.loadgen.schedule import Schedule
 from evalrig.loadgen.served import Served
 from evalrig.loadgen.target import Gauges, Serving
 
 EVERY: Final = 0.5
 """Seconds between two readings of an engine's metrics."""
+READING: Final = 2.0
+"""Seconds that one of them may take; then it is left out."""
+FLUSH: Final = 30.0
+"""Seconds that an engine may take to empty its prefix cache."""
 FAILED: Final = 0.01
 """Share of a block's requests that may fail; above, the engine failed."""
 CACHED: Final = 0.02
@@ -42,8 +46,9 @@ async def loaded(
 
     Raises:
         EngineError: the engine could not be reached at all.
+        ClientError: the load client failed.
     """
-    flushed = cold and serving.flushes and await engine.flush()
+    flushed = cold and serving.flushes and await _flushed(engine)
     read: list[Gauges] = []
     await _look(engine, read)
     looking = asyncio.create_task(_looking(engine, read))
@@ -61,8 +66,24 @@ async def sent(serving: Serving, schedule: Schedule, request_seconds: float, eve
     from evalrig.loadgen.drive import Stop
     from evalrig.loadgen.sharded import run_load
 
-    stop = Stop(request=request_seconds)
+    stop = Stop.of(schedule, request_seconds)
     return await run_load(serving.completions, schedule, stop=stop, events_per_second=events_per_second)
+
+
+async def _flushed(engine: Engine) -> bool:
+    """Empty the prefix cache.
+
+    Raises:
+        EngineError: it does not answer, though nothing is asked of it.
+    """
+    try:
+        async with asyncio.timeout(FLUSH):
+            return await engine.flush()
+    except TimeoutError as error:
+        name = engine.variant.name
+        raise EngineError(
+            f"{name}: it did not empty its prefix cache within {FLUSH:.0f} s, with no request running"
+        ) from error
 
 
 async def _looking(engine: Engine, read: list[Gauges]) -> None:
@@ -72,15 +93,17 @@ async def _looking(engine: Engine, read: list[Gauges]) -> None:
 
 
 async def _look(engine: Engine, read: list[Gauges]) -> None:
-    """One reading. An engine too busy to tell is no reason to lose a block."""
-    with contextlib.suppress(EngineError):
-        if (one := await engine.gauges()) is not None:
-            read.append(one)
+    """One reading. An engine too busy to tell is no reason to lose a block, nor to wait."""
+    with contextlib.suppress(EngineError, TimeoutError):
+        async with asyncio.timeout(READING):
+            if (one := await engine.gauges()) is not None:
+                read.append(one)
 
 
 def _row(one: Gauges) -> dict[str, Any]:
     """What it told, without what it did not: JSON has no NaN."""
     row: dict[str, Any] = asdict(one)
+    row["phases"] = {phase: pair for phase, pair in one.phases.items() if not any(map(math.isnan, pair))}
     return {key: value for key, value in row.items() if not (isinstance(value, float) and math.isnan(value))}
 
 
@@ -106,16 +129,42 @@ def told(block: Block) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
+def expected(schedule: Schedule, warm: Served | None = None) -> float:
+    """Events a second to be expected of a schedule; `warm`: what its warm-up served. 0: not known.
+
+    An open loop brings its tokens at the pace of its arrivals, each an event at most; a closed one so many in each lane as one answer of
+    the warm-up had.
+    """
+    calls = [call for call in schedule.calls if not call.primes]
+    paced = [call.due for call in calls if call.after is None]
+    if schedule.loop == "open" and len(paced) > 1 and max(paced) > min(paced):
+        tokens = sum(call.max_tokens for call in calls)
+        return tokens / (max(paced) - min(paced)) * (1 - 1 / len(paced))  # so many gaps fewer than requests
+    if warm is None:
+        return 0.0
+    by_request = [warm.events.at[warm.events.request == row] for row in range(len(warm.requests.ok))]
+    rates = [(len(at) - 1) / float(at[-1] - at[0]) for at in by_request if len(at) > 1 and at[-1] > at[0]]
+    lanes = schedule.concurrency or len(calls)
+    whole = len(warm.events.at) / max(warm.seconds, 1.0)
+    return max(whole, lanes * float(np.median(rates)) if rates else 0.0)
+
+
 def failed(block: Block, served: Served) -> str:
-    """Why the engine failed in this block; empty: it did not."""
-    ok, errors = served.requests.ok, [error for error in served.requests.error if error]
-    lost = int(np.count_nonzero(~ok))
-    if not len(ok):
+    """Why the engine failed in this block; empty: it did not. What the end of the block cut off is not held against it."""
+    errors = served.requests.error
+    if not errors:
         return "the block has no requests"
-    if lost <= FAILED * len(ok):
+    asked = ~_cut(served)
+    lost, of = int(np.count_nonzero(~served.requests.ok & asked)), int(np.count_nonzero(asked))
+    if lost <= FAILED * of:
         return ""
     status = next((f"HTTP {x.sent.status}" for x in block.exchanges if x.sent.status not in (0, 200)), "no tokens came")
-    return f"{lost} of {len(ok)} requests failed: {errors[0] if errors else status}"
+    return f"{lost} of {of} requests failed: {next((e for e in errors if e and OVER not in e), status)}"
+
+
+def _cut(served: Served) -> NDArray[np.bool_]:
+    """Shape [n]: not sent or not waited for, because the block's time was over."""
+    return np.array([OVER in error for error in served.requests.error], bool)
 
 
 def void(block: Block, served: Served, schedule: Schedule, serving: Serving, cold: bool) -> list[str]:
@@ -126,6 +175,10 @@ def void(block: Block, served: Served, schedule: Schedule, serving: Serving, col
         reasons.append("another schedule was sent than was drawn")
     if len(calls) != len(served.requests.ok):
         return [*reasons, f"{len(served.requests.ok)} requests were measured of {len(calls)} that were due"]
+    if cut := int(np.count_nonzero(_cut(served))):
+        reasons.append(
+            f"{cut} of {len(calls)} requests were not sent, or not waited for: {OVER}; ask for fewer requests"
+        )
     ok = served.requests.ok
     if serving.fixed_length:
         reasons += _unlike("answers", [call.max_tokens for call in calls], served.requests.tokens, ok)

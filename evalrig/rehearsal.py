@@ -110,7 +110,9 @@ def _on_refengine(config: RunConfig, rig: Rig) -> tuple[RunConfig, list[str]]:
                 f"candidates.{name}: the reference's formats in {ENGINE}; weights in {other}, to have a difference"
             )
     stand_ins = {name: _stand_in(variants[name], found, config) for name, found in formats.items()}
-    cached = any(suite.needs().cached_prefix for suite in rig.suites.values())  # off by default
+    cached = any(
+        needs.cached_prefix or needs.primed for needs in (suite.needs() for suite in rig.suites.values())
+    )  # off by default
     options = {"prefix_cache": True} if cached else dict[str, Any]()
     small = replace(
         config,

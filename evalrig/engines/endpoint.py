@@ -25,9 +25,17 @@ ABLE: Mapping[str, Capabilities] = {
         chat=True,
         tool_prompts=True,
         load=True,
+        primed=True,
     ),
     "vllm": Capabilities(
-        prompt_logprobs=True, top_logprobs=20, seed=True, decode_logprobs=20, chat=True, tool_prompts=True, load=True
+        prompt_logprobs=True,
+        top_logprobs=20,
+        seed=True,
+        decode_logprobs=20,
+        chat=True,
+        tool_prompts=True,
+        load=True,
+        primed=True,
     ),
     "openai": Capabilities(chat=True, tools=True),
 }

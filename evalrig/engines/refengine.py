@@ -69,7 +69,7 @@ class Refengine(Engine):
     def able(cls, options: RefengineOptions) -> Capabilities:
         """Tool calls only where a parser takes them out; a prefix from the cache only where the server keeps one."""
         tools = options.tool_call_parser is not None
-        return replace(cls.capabilities, tools=tools, cached_prefix=options.prefix_cache)
+        return replace(cls.capabilities, tools=tools, cached_prefix=options.prefix_cache, primed=options.prefix_cache)
 
     @classmethod
     def content(cls, variant: Variant) -> tuple[str, ...]:

@@ -140,6 +140,7 @@ class Sglang(Launched):
         chat=True,
         tool_prompts=True,
         load=True,
+        primed=True,
     )
     module = "sglang.launch_server"
     package = "sglang"
@@ -188,9 +189,10 @@ class Sglang(Launched):
         seed = options.numerics.deterministic
         if options.pd.prefill:
             split = Capabilities(seed=seed, chat=True, tools=tools, decode_logprobs=LONGEST_LIST, tool_prompts=True)
-            return replace(split, load=True)
-        cached = not options.numerics.disable_radix_cache and (options.parallel.dp or 1) == 1
-        return replace(cls.capabilities, seed=seed, tools=tools, cached_prefix=cached)
+            return replace(split, load=True, primed=True)
+        kept = not options.numerics.disable_radix_cache
+        cached = kept and (options.parallel.dp or 1) == 1
+        return replace(cls.capabilities, seed=seed, tools=tools, cached_prefix=cached, primed=kept)
 
     @classmethod
     def resolve(cls, variant: Variant, options: SglangOptions, where: str) -> None:

@@ -95,7 +95,14 @@ class Vllm(Launched):
 
     Options = VllmOptions
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prompt_logprobs=True, top_logprobs=-1, seed=True, decode_logprobs=-1, chat=True, tool_prompts=True, load=True
+        prompt_logprobs=True,
+        top_logprobs=-1,
+        seed=True,
+        decode_logprobs=-1,
+        chat=True,
+        tool_prompts=True,
+        load=True,
+        primed=True,
     )
     module = "vllm.entrypoints.openai.api_server"
     package = "vllm"

@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+OVER = "the block's time was over"
+"""Ends the error of a request that was not sent, or not waited for, because its block was over: a matter of the schedule."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:

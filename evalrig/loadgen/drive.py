@@ -9,7 +9,9 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from evalrig.loadgen.block import Block, Exchange
+import numpy as np
+
+from evalrig.loadgen.block import OVER, Block, Exchange
 from evalrig.loadgen.clock import Alarm, now, offset
 from evalrig.loadgen.health import Effort, certify
 from evalrig.loadgen.pool import Pool, Wish, never_sent
@@ -19,8 +21,12 @@ LEAD_SECONDS = 0.05
 """From the decision to begin until the block's start: the first call is not late."""
 SPIN_NS = 400_000
 """Before a due time, the wait that is burnt: longer than a kernel timer needs to wake a process on a free core."""
-SPARE = 2
-"""Idle connections that an open loop begins with. Few: some servers give each a thread."""
+SPARE_SECONDS = 0.05
+"""An open loop keeps idle connections for the arrivals of so long: most that come meanwhile need not wait for a new one."""
+SPARE = (2, 256)
+"""Least and most of them. No more than are needed: some servers give each a thread."""
+BLOCK_SECONDS = 3600.0
+"""That a block may take beyond its last due time."""
 PRIMING = 8
 """Priming calls in flight, where the loop has no number of its own."""
 _SECOND = 1_000_000_000
@@ -32,10 +38,20 @@ class Stop:
 
     request: float = 600.0
     """From when a request is launched; then it ends with an error. Also of the priming calls."""
-    block: float = 3600.0
-    """From the start; what is in flight then ends with an error, and what was not sent is told as not sent."""
+    block: float = BLOCK_SECONDS
+    """From the start; what is in flight then ends with an error, and what was not sent is told as not sent. Of the priming calls together
+    too, from when the first is sent."""
     begin: float = math.inf
     """From the start; what has not begun by then is left out of the block (a closed loop of a fixed time)."""
+
+    @classmethod
+    def of(cls, schedule: Schedule, request: float) -> "Stop":
+        """Bounds that cut off nothing a schedule asks for: an hour (or the time of two requests) after its last due time, the time to
+        think within each conversation counted. `request`: seconds that one may take."""
+        at: list[float] = []
+        for call in schedule.calls:
+            at.append(call.due + (at[call.after] if call.after is not None else 0.0))
+        return cls(request=request, block=max(at, default=0.0) + max(BLOCK_SECONDS, 2 * request))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +69,7 @@ async def run_block(address: Address, schedule: Schedule, *, stop: Stop | None =
 
     Raises:
         EngineError: the host's name cannot be resolved. All else that fails stands in the exchanges.
+        ClientError: this process can open no socket.
     """
     driver = Driver(address, schedule, stop or Stop())
     try:
@@ -96,6 +113,7 @@ class Driver:
         self._roots: list[int] = []
         self._unprimed: tuple[str, ...] = ()
         self._start = self._last = self._end = 0
+        self._spare = spare(schedule)
         for index, call in enumerate(self._calls):
             if call.primes:
                 continue
@@ -109,11 +127,15 @@ class Driver:
         self._pool = await Pool.open(self._address)
         left = iter([index for index, call in enumerate(self._calls) if call.primes])
         failed: list[str] = []
+        end = now() + int(self._stop.block * _SECOND)
 
         async def lane(pool: Pool) -> None:
             for index in left:
                 until = now() + int(self._stop.request * _SECOND)
-                one = await pool.launch(Wish(index=index, body=self._calls[index].body, due=now(), until=until))
+                wish = Wish(
+                    index=index, body=self._calls[index].body, due=now(), until=min(until, end), last=end < until
+                )
+                one = await pool.launch(wish)
                 if one.sent.error or one.sent.status != 200:
                     failed.append(f"priming call {index}: {one.sent.error or f'HTTP {one.sent.status}'}")
 
@@ -121,7 +143,7 @@ class Driver:
             for _ in range(self._schedule.concurrency or PRIMING):
                 group.create_task(lane(self._pool))
         self._unprimed = tuple(failed)
-        await self._pool.warm(SPARE if self._schedule.loop == "open" else self._first_lanes())
+        await self._pool.warm(self._spare if self._schedule.loop == "open" else self._first_lanes())
 
     def _first_lanes(self) -> int:
         return sum(_opens(self._schedule, lane, 0.0) == 0.0 for lane in range(self._schedule.concurrency))
@@ -132,14 +154,21 @@ class Driver:
         self._start, self._end = start, start + int(self._stop.block * _SECOND)
         self._last = start + int(min(self._stop.begin, self._stop.block) * _SECOND)
         with _quiet_memory():
-            before, began, clock = _cpu_seconds(), now(), offset()
+            before, began = _cpu_seconds(), now()
             async with asyncio.TaskGroup() as group:
                 if self._schedule.loop == "open":
                     await self._open(group)
                 else:
                     self._closed(group)
-            seconds, cpu, moved = (now() - began) / _SECOND, _cpu_seconds() - before, offset() - clock
-        effort = Effort(seconds=seconds, cpu_seconds=cpu, clock_moved=abs(moved) / _SECOND, troubles=self._unprimed)
+            seconds, cpu = (now() - began) / _SECOND, _cpu_seconds() - before
+            moved = offset() - self._pool.offset  # the pool's is taken off every arrival
+        effort = Effort(
+            seconds=seconds,
+            cpu_seconds=cpu,
+            clock_moved=abs(moved) / _SECOND,
+            troubles=self._unprimed,
+            waits=tuple(self._pool.waits),
+        )
         return Driven(start=start, exchanges=tuple(self._exchanges), effort=effort)
 
     async def close(self) -> None:
@@ -201,18 +230,26 @@ class Driver:
 
     def _launch(self, index: int, due: int) -> asyncio.Task[Exchange]:
         assert self._pool is not None
-        until = min(now() + int(self._stop.request * _SECOND), self._end)
-        flight = self._pool.launch(Wish(index=index, body=self._calls[index].body, due=due, until=until))
+        until, end = now() + int(self._stop.request * _SECOND), self._end
+        wish = Wish(index=index, body=self._calls[index].body, due=due, until=min(until, end), last=end < until)
+        flight = self._pool.launch(wish)
         if self._schedule.loop == "open":
-            self._pool.refill()
+            self._pool.refill(self._spare)
         return flight
 
     def _unsent(self, index: int, due: int) -> None:
         if self._stop.begin < self._stop.block:
             return  # a block of a fixed time ends here as it should
-        self._exchanges.append(never_sent(index, due, f"not sent: the block's {self._stop.block:g} s were over"))
+        self._exchanges.append(never_sent(index, due, f"not sent: {OVER}"))
         for follower in self._followers.get(index, ()):
             self._unsent(follower, due)
+
+
+def spare(schedule: Schedule) -> int:
+    """Idle connections that an open loop keeps: for the most arrivals within `SPARE_SECONDS`, as far as they are known beforehand."""
+    due = np.sort([call.due for call in schedule.calls if call.after is None and not call.primes])
+    most = int((np.searchsorted(due, due + SPARE_SECONDS) - np.arange(len(due))).max(initial=0))
+    return min(max(most, SPARE[0]), SPARE[1])
 
 
 def _refuse(schedule: Schedule) -> None:

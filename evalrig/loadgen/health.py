@@ -1,5 +1,7 @@
 """The client's certificate: whether what a block measured is the server, or the client itself."""
 
+import errno
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +14,8 @@ CPU_SHARE = 0.5
 SEND_LAG = 0.02
 """Of the median time to the first bytes."""
 CLOCK_SECONDS = 1e-4
+OWN = frozenset(os.strerror(code) for code in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL))
+"""Errors of requests that had no descriptor or no port: this machine's, before the engine was asked."""
 _SECOND = 1e9
 
 
@@ -22,9 +26,11 @@ class Effort:
     seconds: float
     cpu_seconds: float
     clock_moved: float
-    """Seconds by which the kernel's clock moved against the monotonic one."""
+    """Seconds by which the kernel's clock moved against the monotonic one, since the pool was opened."""
     troubles: tuple[str, ...] = ()
     """What went wrong before the start: priming calls that failed."""
+    waits: tuple[float, ...] = ()
+    """Seconds for which requests waited for their connections, of those that did."""
 
 
 def certify(exchanges: Sequence[Exchange], efforts: Sequence[Effort]) -> Health:
@@ -32,10 +38,11 @@ def certify(exchanges: Sequence[Exchange], efforts: Sequence[Effort]) -> Health:
     events, crowded, reads = _events(exchanges)
     lags = [one.lag for one in exchanges if one.kernel]
     late = [(one.sent.sent - one.sent.due) / _SECOND for one in exchanges if one.sent.sent]
-    first = [(int(one.at[0]) - one.sent.due) / _SECOND for one in exchanges if one.at.size]
+    first = [(int(one.at[0]) - one.sent.due) / _SECOND for one in exchanges if one.at.size and one.sent.status == 200]
     answered = [one for one in exchanges if one.at.size]
     share = max(effort.cpu_seconds / max(effort.seconds, 1e-9) for effort in efforts)
     moved = max(effort.clock_moved for effort in efforts)
+    waits = [wait for effort in efforts for wait in effort.waits]
     send_lag = _p99(late)
     return Health(
         cpu_share=share,
@@ -46,22 +53,38 @@ def certify(exchanges: Sequence[Exchange], efforts: Sequence[Effort]) -> Health:
         kernel=bool(answered) and all(one.kernel for one in answered),
         cpu_per_event=sum(effort.cpu_seconds for effort in efforts) / events if events else 0.0,
         workers=len(efforts),
-        void=(*_void(share, send_lag, first, moved), *(line for effort in efforts for line in effort.troubles)),
+        void=(
+            *_short(exchanges),
+            *_void(share, send_lag, first, moved, waits),
+            *(line for effort in efforts for line in effort.troubles),
+        ),
     )
 
 
-def _void(share: float, send_lag: float, first: Sequence[float], moved: float) -> list[str]:
+def _short(exchanges: Sequence[Exchange]) -> list[str]:
+    """What the client had too few of to send."""
+    errors = [one.sent.error for one in exchanges if one.sent.error in OWN]
+    if not errors:
+        return []
+    many = f"{len(errors)} of {len(exchanges)} requests could not be sent: {errors[0]}"
+    return [f"the client was short of descriptors or ports: {many}; raise `ulimit -n`, or ask for fewer at once"]
+
+
+def _void(share: float, send_lag: float, first: Sequence[float], moved: float, waits: Sequence[float]) -> list[str]:
+    """Without a good answer there is no time that a busy client could have spoilt."""
     reasons: list[str] = []
-    if share > CPU_SHARE:
+    if first and share > CPU_SHARE:
         reasons.append(
-            f"the client was short of processor time: {share:.0%} of a core, above {CPU_SHARE:.0%}; "
-            "free cores for it, or use more worker processes"
+            f"the client was short of processor time: {share:.0%} of a core, above {CPU_SHARE:.0%}; free cores for it"
         )
     median = float(np.median(first)) if first else 0.0
     if first and send_lag > SEND_LAG * median:
+        why = "something kept the client from its processor"
+        if waits:
+            why = f"{len(waits)} waited for a connection, up to {max(waits) * 1e3:.3g} ms; the server or the way to it is slow"
         reasons.append(
             f"requests left late: p99 {send_lag * 1e3:.3g} ms after they were due, above {SEND_LAG:.0%} of the median time to the "
-            f"first bytes ({median * 1e3:.3g} ms); something kept the client from its processor"
+            f"first bytes ({median * 1e3:.3g} ms); {why}"
         )
     if moved > CLOCK_SECONDS:
         reasons.append(

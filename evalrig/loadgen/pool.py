@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evalrig.errors import EngineError
-from evalrig.loadgen.block import Exchange, Sent
+from evalrig.errors import ClientError, EngineError
+from evalrig.loadgen.block import OVER, Exchange, Sent
 from evalrig.loadgen.clock import now, offset
 from evalrig.loadgen.connection import Answer, Connection, Lost, ask_for_stamps, said
 from evalrig.loadgen.schedule import Address
@@ -28,6 +28,8 @@ class Wish:
     body: bytes
     due: int
     until: int
+    last: bool = False
+    """`until` is the end of the block, not the request's own bound."""
 
 
 class Pool:
@@ -41,9 +43,14 @@ class Pool:
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
+        self.waits: list[float] = []
+        """Seconds for which requests waited for their connections; those that found an idle one are not in it."""
         self._head = _head(address)
         # The kernel begins to stamp a moment after the first socket has asked, and ends with the last one.
-        self._asking = socket.socket()
+        try:
+            self._asking = socket.socket()
+        except OSError as error:
+            raise ClientError(f"load: the client cannot open a socket: {said(error)}") from error
         ask_for_stamps(self._asking)
 
     @classmethod
@@ -52,12 +59,9 @@ class Pool:
 
         Raises:
             EngineError: the name of the host cannot be resolved.
+            ClientError: this process can open no socket.
         """
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise EngineError(f"load: {address.host}: cannot be resolved: {error.strerror}") from error
-        return cls(address, [(family, place) for family, _, _, _, place in found])
+        return cls(address, await places(address))
 
     def launch(self, wish: Wish) -> asyncio.Task[Exchange]:
         """Send at the due time, which is now or so near that the wait is burnt. Where a connection is idle the request leaves before
@@ -79,12 +83,18 @@ class Pool:
                         0, await self._connect()
                     )  # used in the order of opening, as a server takes them up
 
-    def refill(self) -> None:
-        """See to it that the next request finds an idle connection."""
-        if not self._idle and not self._opening:
-            task = asyncio.create_task(self.warm(1))
+    def refill(self, count: int) -> None:
+        """See to it that the next requests find up to `count` idle connections. Two more at a time: a server that takes none is not
+        asked for all of them with every request."""
+        for _ in range(min(2, count - len(self._idle) - len(self._opening))):
+            task = asyncio.create_task(self._add())
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+
+    async def _add(self) -> None:
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(WARM_SECONDS):
+                self._idle.insert(0, await self._connect())
 
     async def close(self) -> None:
         """Close all connections."""
@@ -103,7 +113,9 @@ class Pool:
         try:
             async with asyncio.timeout_at(wish.until / _SECOND):
                 if connection is None:
+                    asked = now()
                     connection = await self._connect()
+                    self.waits.append((now() - asked) / _SECOND)
                     connection.begin(answer, request, wish.due)
                 try:
                     await answer.done
@@ -122,6 +134,7 @@ class Pool:
                 if answer.sent
                 else f"no connection in {waited:.1f} s"
             )
+            error += f": {OVER}" if wish.last else ""
         except OSError as failure:
             error = said(failure)
         finally:
@@ -168,6 +181,19 @@ class Pool:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+
+async def places(address: Address) -> list[Place]:
+    """Where a host is reached.
+
+    Raises:
+        EngineError: its name cannot be resolved.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise EngineError(f"load: {address.host}: cannot be resolved: {error.strerror}") from error
+    return [(family, place) for family, _, _, _, place in found]
 
 
 def _head(address: Address) -> bytes:

@@ -202,6 +202,8 @@ def _opened(path: Path) -> Generator[tuple[Mapping[str, str], Iterator[Any]], No
 def _table(path: Path) -> tuple[dict[str, Any], float]:
     """Columns, and the block's seconds."""
     with _opened(path) as (metadata, batches):
-        batch = next(batches)
+        batch = next(batches, None)
+        if batch is None:
+            raise ValueError("it has columns and no rows")
         columns = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
         return columns, float(metadata["seconds"])

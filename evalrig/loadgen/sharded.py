@@ -4,19 +4,21 @@ import asyncio
 import contextlib
 import math
 import pickle
+import resource
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from evalrig.errors import RunError
+from evalrig.errors import ClientError
 from evalrig.loadgen.block import Block
 from evalrig.loadgen.clock import now
 from evalrig.loadgen.drive import Driven, Stop, block_of, run_block
+from evalrig.loadgen.pool import places
 from evalrig.loadgen.schedule import Address, Call, Schedule
 
-EVENTS_PER_WORKER = 20_000.0
-"""Events a second that one process takes at 15 microseconds each, with 30 % of a core."""
+EVENTS_PER_WORKER = 8_000.0
+"""Events a second that one process takes with about a quarter of a core: 24 to 33 microseconds each were measured (docs/load.md)."""
 START_SECONDS = 60.0
 """For a worker to import what it needs."""
 LEAD_SECONDS = 0.2
@@ -45,12 +47,25 @@ async def run_load(
 
     Raises:
         EngineError: the host's name cannot be resolved.
-        RunError: a worker died or hung.
+        ClientError: this process can open no socket, or a worker could not be started, died or hung.
     """
     workers = workers_for(events_per_second)
-    if workers == 1:
-        return await run_block(address, schedule, stop=stop)
-    return await run_sharded(address, schedule, workers, stop=stop)
+    with _descriptors():
+        if workers == 1:
+            return await run_block(address, schedule, stop=stop)
+        return await run_sharded(address, schedule, workers, stop=stop)
+
+
+@contextlib.contextmanager
+def _descriptors() -> Generator[None]:
+    """As many file descriptors as this process may have, for it and for the workers that it starts meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems take less than they call the limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def workers_for(events_per_second: float) -> int:
@@ -62,8 +77,10 @@ async def run_sharded(address: Address, schedule: Schedule, workers: int, *, sto
     """Send `schedule` from `workers` processes that begin at one instant. None of them outlives this call.
 
     Raises:
-        RunError: a worker died or hung.
+        EngineError: the host's name cannot be resolved.
+        ClientError: a worker could not be started, died or hung.
     """
+    await places(address)  # a worker that cannot resolve the name would look like one that died
     jobs = jobs_of(address, schedule, workers, stop or Stop())
     shards = [_Shard(f"load worker {number + 1} of {len(jobs)}", job) for number, job in enumerate(jobs)]
     try:
@@ -136,9 +153,13 @@ class _Shard:
 
     async def start(self) -> None:
         pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "evalrig.loadgen.worker", stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
+        command = (sys.executable, "-m", "evalrig.loadgen.worker")
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            )
+        except OSError as error:
+            raise ClientError(f"{self._name}: cannot be started: {error.strerror}") from error
         job = pickle.dumps(self._job)
         await self._within(START_SECONDS + self._priming_seconds(), self._ready(len(job).to_bytes(8, "big") + job))
 
@@ -153,7 +174,8 @@ class _Shard:
         await self._process.communicate()
 
     def _priming_seconds(self) -> float:
-        return sum(call.primes for call in self._job.schedule.calls) * self._job.stop.request
+        stop = self._job.stop
+        return min(sum(call.primes for call in self._job.schedule.calls) * stop.request, stop.block)
 
     async def _ready(self, job: bytes) -> None:
         assert self._process is not None
@@ -181,9 +203,9 @@ class _Shard:
             async with asyncio.timeout(seconds):
                 return await work
         except TimeoutError as error:
-            raise RunError(f"{self._name}: no answer within {seconds:.0f} s") from error
+            raise ClientError(f"{self._name}: no answer within {seconds:.0f} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise RunError(f"{self._name}: ended in the middle of the block: {await self._last_words()}") from error
+            raise ClientError(f"{self._name}: ended in the middle of the block: {await self._last_words()}") from error
 
     async def _last_words(self) -> str:
         assert self._process is not None

@@ -16,6 +16,7 @@ from evalrig.loadgen.raw import blocks_in, read_block
 from evalrig.loadgen.served import Floats, Served
 from evalrig.records import RunFolder
 from evalrig.report.other_tools import TOOLS, Counted, Tool, stream
+from evalrig.types import State
 
 SAME = 0.001
 """Share by which two numbers may differ and still be called the same."""
@@ -44,22 +45,23 @@ def as_others(folder: RunFolder, tool: str) -> str:
     for suite in (suite.name for suite in plan.suites if suite.blocks):
         for variant in plan.variants:
             paths = blocks_in(folder.variant_path(variant.name) / "load" / suite)
+            records = folder.records(variant.name, suite)
+            counted = {record.sample for record in records if record.state is State.SCORED}
             if paths:
-                parts.append(f"{suite} / {variant.name}: {table(paths, tool)}")
+                some = [path for path in paths if path.name in counted]
+                parts.append(f"{suite} / {variant.name}: {table(some, tool, len(paths) - len(some))}")
     if not parts:
         raise UsageError(f"{folder.path}: no blocks of load; `--as` is about runs with a suite of kind `load`")
     return "\n".join(parts)
 
 
-def table(paths: Sequence[Path], name: str) -> str:
-    """The rounds of one variant, pooled, as the tool of that name defines things."""
+def table(paths: Sequence[Path], name: str, without: int = 0) -> str:
+    """The rounds of one variant, pooled, as the tool of that name defines things. `without`: blocks that do not count, left out."""
     tool = TOOLS[name]
-    blocks = [read_block(path) for path in paths]
-    rounds = [_counted(block, tool) for block in blocks if not block.health.void]
-    void = len(blocks) - len(rounds)
-    left = f"; {void} void, left out" if void else ""
+    rounds = [_counted(read_block(path), tool) for path in paths]
+    left = f"; {without} void, failed or unfinished, left out" if without else ""
     if not rounds:
-        return f"all {void} blocks are void\n"
+        return f"all {without} blocks are void, failed or unfinished\n"
     good = sum(len(one.theirs) for one in rounds)
     sent = sum(len(one.served.requests.ok) for one in rounds)
     lines = [f"rounds {len(rounds)}{left}; {good} of {sent} requests answered, by {tool.title}"]

@@ -92,11 +92,10 @@ def _told(usage: Usage | None) -> int:
 
 def _vllm(one: Stream) -> Counted:
     timed = one.at[one.choices]
-    last = one.at[~one.done][-1]
     ttft = float(timed[0] - one.sent)
     return Counted(
         ttft=ttft,
-        tpot=float(last - one.sent - ttft) / (one.tokens - 1) if one.tokens > 1 else None,
+        tpot=float(timed[-1] - timed[0]) / (one.tokens - 1) if one.tokens > 1 else None,
         itl=np.diff(timed).tolist(),
         tokens=one.tokens if one.tokens >= 0 else None,
     )
@@ -149,7 +148,7 @@ TOOLS: Mapping[str, Tool] = {
         count=_vllm,
         why={
             "ttft": f"{_FROM_SENT}; ends at the first event with choices, also an empty or role-only one",
-            "tpot": "from that first event to the last one, which carries no token when it carries usage",
+            "tpot": "from that first event to the last one with choices, which may say only why the answer ended",
             "itl": "every event is one token, of all events with choices; events of one read are 0 apart",
             "output": _WHOLE,
         },

@@ -14,9 +14,9 @@ from evalrig.content import content_dir
 from evalrig.conversations import read as read_conversations
 from evalrig.dialect import Dialect
 from evalrig.engine import Capabilities, Engine
-from evalrig.errors import UsageError
+from evalrig.errors import ClientError, UsageError
 from evalrig.forced_steps import Stage, stages, walked
-from evalrig.loaded import cached_share, failed, loaded, told, void
+from evalrig.loaded import cached_share, expected, failed, loaded, told, void
 from evalrig.loadgen.block import Block
 from evalrig.loadgen.draw import Ids, framed
 from evalrig.loadgen.schedule import Schedule
@@ -168,8 +168,8 @@ class Load(Suite):
         self._stocks: WeakKeyDictionary[Engine, Stock] = WeakKeyDictionary()
 
     def needs(self) -> Capabilities:
-        """An engine that the load client can reach."""
-        return Capabilities(load=True)
+        """An engine that the load client can reach, and that keeps the prompts where they are sent beforehand."""
+        return Capabilities(load=True, primed=self.options.workload == "decode")
 
     def samples(self) -> list[Sample]:
         """A round is a sample; with several concurrencies, a round at each."""
@@ -208,16 +208,28 @@ class Load(Suite):
 
     async def attempt(self, engine: Engine, sample: Sample, epoch: int, trace: Trace | None) -> Attempt:
         """One block. A void one is missing in both arms; one in which the engine failed, in its own."""
+        try:
+            return await self._attempt(engine, sample)
+        except ClientError as error:
+            return Attempt(trajectory=Trajectory(error=str(error)), state=State.UNSCORED)
+
+    async def _attempt(self, engine: Engine, sample: Sample) -> Attempt:
         serving, cold = await engine.serving(), self.options.shape.salt
         schedule = await self.schedule(engine, serving, sample)
-        expected = 0.0
+        rate = expected(schedule)
         if self.options.pace.warm_up:
             short = await self.schedule(engine, serving, sample, self.options.pace.warm_up)
-            warm = _parsed(await loaded(engine, serving, short, cold=False))
-            expected = len(warm.events.at) / max(warm.seconds, 1.0)
-        block = await loaded(engine, serving, schedule, cold, expected)
+            first = await loaded(engine, serving, short, cold=False)
+            warm = _parsed(first)
+            if why := failed(first, warm):
+                state = State.UNSCORED if first.health.void else State.INFRA
+                return Attempt(
+                    trajectory=Trajectory(error=f"warm-up: {'; '.join(first.health.void) or why}"), state=state
+                )
+            rate = expected(schedule, warm)
+        block = await loaded(engine, serving, schedule, cold, rate)
         served = _parsed(block)
-        why = failed(block, served)
+        why = "" if block.health.void else failed(block, served)  # a client in doubt is no witness against the engine
         reasons = void(block, served, schedule, serving, cold and self.options.workload in COLD)
         state = State.INFRA if why else State.UNSCORED if reasons else State.SCORED
         scores = self._scores(served, schedule, serving.gpus) | told(block) if state is State.SCORED else {}

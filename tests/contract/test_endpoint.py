@@ -68,7 +68,8 @@ def test_it_attaches_and_says_only_what_it_was_told(server: Exchanges) -> None:
     )
     assert (fingerprint.weights, fingerprint.kv_cache, fingerprint.weights_digest) == ("", "", "")
     assert fingerprint.flags == {"model": "smollm2-135m"}
-    assert capacity == Capacity(kv_tokens={"vllm": 46592, "sglang": 8192}[dialect])
+    kept = {"vllm": (46592, 0), "sglang": (8192, 4)}[dialect]
+    assert capacity == Capacity(kv_tokens=kept[0], max_requests=kept[1])
     assert (list(ids), scoring.token_ids.tolist(), answer.token_ids) == (IDS, IDS[1:], (7042, 30, 198, 198))
 
 
@@ -206,12 +207,19 @@ def test_what_cannot_be_attached_to_is_refused_before_anything_starts(weights: s
                 chat=True,
                 tool_prompts=True,
                 load=True,
+                primed=True,
             ),
         ),
         (
             {"dialect": "sglang", "top_logprobs": 0},
             Capabilities(
-                prompt_logprobs=True, top_logprobs=0, cached_prefix=True, chat=True, tool_prompts=True, load=True
+                prompt_logprobs=True,
+                top_logprobs=0,
+                cached_prefix=True,
+                chat=True,
+                tool_prompts=True,
+                load=True,
+                primed=True,
             ),
         ),
         ({"dialect": "openai", "top_logprobs": 5}, Capabilities(chat=True, tools=True)),

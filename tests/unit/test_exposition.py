@@ -53,6 +53,21 @@ def test_ranks_of_one_replica_are_counted_once_and_replicas_are_added_up() -> No
     assert found.most("use") == 0.15, "the fullest pool makes requests wait, not the mean of all"
 
 
+def test_buckets_cost_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines show thousands of them, and a page is read twice a second beside the load client."""
+    seen: list[str] = []
+
+    class Pattern:
+        def fullmatch(self, line: str) -> None:
+            seen.append(line)
+
+    monkeypatch.setattr("evalrig.exposition._LINE", Pattern())
+    page(
+        '# HELP a_bucket b\na_bucket{le="1",x="{"} 9\na_created 1.7e9\na_created{x="y"} 2\na_count 3\na_bucket_size 4\n'
+    )
+    assert seen == ["a_count 3", "a_bucket_size 4"]
+
+
 def test_labels_hold_what_would_end_a_line_or_a_label() -> None:
     found = page(
         'a{name="x} 7 \\"y\\", z=\\\\n",le="+Inf"} 1.5e3 1795972090\nb NaN\nc_bucket{le="1"} 9\nd_created 1.7e9\n'

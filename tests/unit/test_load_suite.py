@@ -1,6 +1,7 @@
 """The suite `load`: options, metrics, and when a block does not count."""
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from toys.engine import Toy, ToyOptions
 from toys.sse import HEALTH, block, exchange, steady_stream
 
 from evalrig.engine import Launch
-from evalrig.errors import UsageError
+from evalrig.errors import ClientError, EngineError, UsageError
 from evalrig.loaded import failed, told, void
+from evalrig.loadgen.block import OVER
 from evalrig.loadgen.draw import Ask, framed
 from evalrig.loadgen.events import parse
 from evalrig.loadgen.schedule import Address
-from evalrig.loadgen.target import Serving
+from evalrig.loadgen.target import Gauges, Serving
 from evalrig.suite import Attempt, LoadAttempt
 from evalrig.suites.load import Limits, Load, LoadOptions, Pace, Shape
 from evalrig.types import Sample, State, Variant
@@ -168,10 +170,79 @@ def test_a_client_that_cannot_be_trusted_makes_the_block_void(client: load_clien
     assert (found.state, found.trajectory.error) == (State.UNSCORED, "the client was starved")
 
 
+NO_WARM_UP = Pace(warm_up=0)
+
+
 def test_an_engine_that_fails_under_load_is_no_score(client: load_client.Client) -> None:
-    found = attempted(suite(), flaw="failing")
+    found = attempted(suite(pace=NO_WARM_UP), flaw="failing")
     assert (found.state, found.scores) == (State.INFRA, {})
     assert found.trajectory.error == "24 of 24 requests failed: HTTP 503"
+
+
+def test_failures_that_a_client_in_doubt_saw_are_not_the_engines(client: load_client.Client) -> None:
+    client.void["reference"] = ("short of descriptors",)
+    found = attempted(suite(pace=NO_WARM_UP), flaw="failing")
+    assert (found.state, found.trajectory.error) == (State.UNSCORED, "short of descriptors")
+    warm = attempted(suite(), flaw="failing")
+    assert (warm.state, warm.trajectory.error) == (State.UNSCORED, "warm-up: short of descriptors")
+
+
+def test_an_engine_that_fails_in_the_warm_up_is_not_sent_the_block(client: load_client.Client) -> None:
+    found = attempted(suite(), flaw="failing")
+    assert (found.state, found.trajectory.error) == (State.INFRA, "warm-up: 2 of 2 requests failed: HTTP 503")
+    assert len(client.sent) == 1
+
+
+def test_a_load_client_that_breaks_voids_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def breaks(*given: Any) -> None:
+        raise ClientError("load worker 1 of 2: ended in the middle of the block: killed")
+
+    monkeypatch.setattr("evalrig.loaded.sent", breaks)
+    found = attempted(suite())
+    assert (found.state, found.scores) == (State.UNSCORED, {})
+    assert found.trajectory.error == "load worker 1 of 2: ended in the middle of the block: killed"
+
+
+@pytest.mark.parametrize("loop", ["closed", "open"])
+def test_the_events_to_expect_are_those_of_the_block_and_not_of_the_warm_up(
+    client: load_client.Client, loop: str
+) -> None:
+    pace = Pace(loop=loop, rate=0.0 if loop == "closed" else 50.0)
+    attempted(suite(pace=pace, requests=100, concurrency=[40]), step=0.01)
+    assert client.rates[-1] == pytest.approx(40 * 100 if loop == "closed" else 50 * 8, rel=0.25)
+
+
+@pytest.mark.parametrize("slow", ["gauges", "flush"])
+def test_an_engine_that_does_not_answer_holds_up_nothing(
+    client: load_client.Client, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    async def never(_: Toy) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Toy, slow, never)
+    monkeypatch.setattr("evalrig.loaded.READING", 0.01)
+    monkeypatch.setattr("evalrig.loaded.FLUSH", 0.01)
+    if slow == "gauges":
+        found = attempted(suite())
+        assert (found.state, "kv_usage_most" in found.scores) == (State.SCORED, False)
+        return
+    with pytest.raises(EngineError, match="reference: it did not empty its prefix cache within"):
+        attempted(suite())
+
+
+def test_sums_without_a_count_leave_no_hole_in_a_blocks_notes(
+    client: load_client.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp tells seconds of a phase, and not of how many requests: JSON has no NaN."""
+
+    async def told_half(_: Toy) -> Gauges:
+        return Gauges(at=1.0, phases={"prefill": (3.0, math.nan), "queue": (1.0, 2.0)})
+
+    monkeypatch.setattr(Toy, "gauges", told_half)
+    found = attempted(suite())
+    assert isinstance(found, LoadAttempt)
+    assert found.block.notes is not None
+    assert found.block.notes["gauges"][0] == {"at": 1.0, "phases": {"queue": (1.0, 2.0)}}
 
 
 # ---- a block by itself
@@ -221,6 +292,21 @@ def test_one_request_in_a_hundred_may_fail_and_not_two() -> None:
         assert failed(made, parse(made)) == words
     empty = block()
     assert failed(empty, parse(empty)) == "the block has no requests"
+
+
+def test_what_the_end_of_a_block_cut_off_is_the_schedules_and_not_the_engines() -> None:
+    made, schedule = measured(*[7] * 10)
+    late = [
+        exchange([], index=n, status=0, error=f"{what}: {OVER}") for n, what in ((8, "no end of it"), (9, "not sent"))
+    ]
+    cut = replace(made, exchanges=(*made.exchanges[:8], *late))
+    assert failed(cut, parse(cut)) == ""
+    assert void(cut, parse(cut), schedule, SERVING, cold=False) == [
+        f"2 of 10 requests were not sent, or not waited for: {OVER}; ask for fewer requests"
+    ]
+    hung = exchange([], index=7, status=0, error="no end of the answer 600.0 s after it was sent")
+    broken = replace(cut, exchanges=(*cut.exchanges[:7], hung, *late))
+    assert failed(broken, parse(broken)) == f"1 of 8 requests failed: {hung.sent.error}"
 
 
 def test_gauges_become_scores_of_the_block_alone() -> None:

@@ -10,6 +10,8 @@ from toys import load_client
 from toys.engine import Toy
 from toys.runs import Silent, carry_out, piqa_file, run_file
 
+from evalrig.engines.llama_cpp import LlamaCpp, LlamaCppOptions
+from evalrig.engines.refengine import Refengine, RefengineOptions
 from evalrig.errors import UsageError
 from evalrig.filing import Files
 from evalrig.loadgen.raw import read_block, read_served
@@ -290,6 +292,19 @@ def test_an_engine_without_a_route_for_load_is_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr(Toy, "capabilities", replace(Toy.capabilities, load=False))
     with pytest.raises(UsageError, match=r"suites\.load: engine `toys\.engine` cannot give a route for load"):
         carry_out(load_file(tmp_path))
+
+
+def test_prompts_from_the_cache_are_not_asked_of_an_engine_that_keeps_none(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    assert not LlamaCpp.able(LlamaCppOptions()).primed, "the load client sends it `cache_prompt: false`"
+    assert [Refengine.able(RefengineOptions(prefix_cache=kept)).primed for kept in (False, True)] == [False, True]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Toy, "capabilities", replace(Toy.capabilities, primed=False))
+        with pytest.raises(
+            UsageError, match=r"suites\.load: engine `toys\.engine` cannot give prompts from its prefix"
+        ):
+            carry_out(load_file(tmp_path, options={"workload": "decode"}))
 
 
 def test_a_rehearsal_runs_one_small_round(tmp_path: Path, client: load_client.Client) -> None:

@@ -96,6 +96,7 @@ class Toy(Engine):
         tools=True,
         tool_prompts=True,
         load=True,
+        primed=True,
     )
     troubles = SGLANG
     at_work = SGLANG_WORKS

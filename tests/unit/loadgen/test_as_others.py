@@ -20,7 +20,7 @@ from evalrig.plan import Header, Plan, SuitePlan
 from evalrig.records import RunFolder
 from evalrig.report.as_others import as_others, table
 from evalrig.report.other_tools import TOOLS, Counted, stream
-from evalrig.types import REFERENCE, Metric, Variant
+from evalrig.types import REFERENCE, Metric, Record, State, Variant
 
 
 def counted(tool: str, one: Exchange) -> Counted:
@@ -43,10 +43,10 @@ ANSWER = exchange(
 """Due at 0, sent at 10 ms; four tokens in three events, two of them in one read; the truth: TTFT 100 ms, TPOT 40/3 ms."""
 
 
-def test_vllm_counts_the_role_event_and_the_event_with_usage() -> None:
+def test_vllm_counts_the_role_event_and_not_the_event_with_usage() -> None:
     found = counted("vllm", ANSWER)
     assert found.ttft == pytest.approx(0.010), "from the send to the empty event"
-    assert found.tpot == pytest.approx((0.150 - 0.020) / 3)
+    assert found.tpot == pytest.approx((0.140 - 0.020) / 3), "from the empty event to the last one with choices"
     assert found.itl == pytest.approx([0.08, 0.04, 0.0])
     assert found.tokens == 4
 
@@ -107,15 +107,13 @@ def cells(said: str, row: str) -> list[str]:
     return line.strip().removeprefix(row).split(maxsplit=2)
 
 
-def test_rounds_are_pooled_and_void_ones_left_out(tmp_path: Path) -> None:
-    void = replace(block(6), health=replace(sse.HEALTH, void=("starved",)))
-    paths = [file(tmp_path, f"r{k}", one) for k, one in enumerate([block(6), block(6), void])]
+def test_rounds_are_pooled(tmp_path: Path) -> None:
+    paths = [file(tmp_path, f"r{k}", block(6)) for k in range(2)]
     said = table(paths, "vllm")
-    assert said.startswith("rounds 2; 1 void, left out; 12 of 12 requests answered, by vLLM bench serve\n")
+    assert said.startswith("rounds 2; 12 of 12 requests answered, by vLLM bench serve\n")
     assert cells(said, "TTFT p50, ms")[:2] == ["70.001", "100.000"]
     assert cells(said, "ITL p50, ms") == ["20.000", "20.000", "same here"]
     assert cells(said, "TTFT p99, ms")[1:] == ["12", f"of 662 needed   {TOOLS['vllm'].why['ttft']}"]
-    assert table(paths[2:], "vllm") == "all 1 blocks are void\n"
 
 
 def test_ramp_and_drain_are_in_their_throughput_and_not_in_ours(tmp_path: Path) -> None:
@@ -155,10 +153,31 @@ def run(tmp_path: Path, kind: str) -> RunFolder:
     return RunFolder.create(tmp_path, plan, "name: toy\n", {}, {})
 
 
+def filed(folder: RunFolder, name: str, state: State | None = State.SCORED) -> None:
+    """A block, and its record; None: the run was killed before that."""
+    file(folder.variant_path(REFERENCE) / "load" / "busy", name, block(12))
+    if state is not None:
+        folder.append(Record(variant=REFERENCE, suite="busy", sample=name, epoch=0, state=state))
+        folder.close()
+
+
+def test_blocks_that_do_not_count_are_left_out_and_counted(tmp_path: Path) -> None:
+    """A void block, one in which the engine failed, and one that no record tells of."""
+    folder = run(tmp_path, "load")
+    for name, state in (("r2", State.UNSCORED), ("r3", State.INFRA), ("r4", None)):
+        filed(folder, name, state)
+    assert as_others(folder, "vllm") == "busy / reference: all 3 blocks are void, failed or unfinished\n"
+    filed(folder, "r1")
+    said = as_others(folder, "vllm")
+    assert said.startswith(
+        "busy / reference: rounds 1; 3 void, failed or unfinished, left out; 12 of 12 requests answered"
+    )
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_run_folder_says_it_suite_by_suite(tmp_path: Path, tool: str) -> None:
     folder = run(tmp_path, "load")
-    file(folder.variant_path(REFERENCE) / "load" / "busy", "r1", block(12))
+    filed(folder, "r1")
     said = as_others(folder, tool)
     assert said.startswith("busy / reference: rounds 1; 12 of 12 requests answered")
     assert len(said.splitlines()) == 8
@@ -171,7 +190,7 @@ def test_a_run_without_blocks_is_told_so(tmp_path: Path) -> None:
 
 def test_the_verb_prints_it_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run(tmp_path, "load")
-    file(folder.variant_path(REFERENCE) / "load" / "busy", "r1", block(12))
+    filed(folder, "r1")
     before = sorted(folder.path.rglob("*"))
     assert main(["report", str(folder.path), "--as", "aiperf"]) == 0
     assert capsys.readouterr().out == as_others(folder, "aiperf")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from toys import sse
 from evalrig.errors import RunError
 from evalrig.loadgen.block import Block, Exchange, Sent
 from evalrig.loadgen.events import parse
-from evalrig.loadgen.raw import BLOCK, blocks_in, read_block, read_served, write_block
+from evalrig.loadgen.raw import BLOCK, EVENTS, REQUESTS, blocks_in, read_block, read_served, write_block
 from evalrig.loadgen.served import Served
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
@@ -96,6 +97,19 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes) -> 
     (tmp_path / f"r{BLOCK}").write_bytes(content)
     with pytest.raises(RunError, match="cannot read"):
         read_block(tmp_path / "r")
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    block = sse.block(sse.steady_stream(5, 2, 2))
+    write_block(tmp_path / "r", block, parse(block))
+    for ending in (REQUESTS, EVENTS):
+        file = tmp_path / f"r{ending}"
+        with file.open("rb") as source, pa.ipc.open_stream(source) as stream:
+            schema = stream.schema
+        with pa.ipc.new_stream(file, schema):
+            pass
+        with pytest.raises(RunError, match=f"r{ending}: cannot read: it has columns and no rows"):
+            read_served(tmp_path / "r")
 
 
 def test_a_block_that_was_never_filed(tmp_path: Path) -> None:
