@@ -43,7 +43,9 @@ def as_others(folder: RunFolder, tool: str) -> str:
     parts: list[str] = []
     for suite in (suite.name for suite in plan.suites if suite.blocks):
         for variant in plan.variants:
-            paths = blocks_in(folder.variant_path(variant.name) / "load" / suite)
+            filed = {record.sample for record in folder.records(variant.name, suite)}
+            kept = blocks_in(folder.variant_path(variant.name) / "load" / suite)
+            paths = [path for path in kept if path.name in filed]  # else of a round that was cut short
             if paths:
                 parts.append(f"{suite} / {variant.name}: {table(paths, tool)}")
     if not parts:

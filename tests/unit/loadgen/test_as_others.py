@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from toys import sse
+from toys.nouns import record
 from toys.sse import DONE, chat, exchange, text, usage
 
 from evalrig.cli import main
@@ -155,10 +156,22 @@ def run(tmp_path: Path, kind: str) -> RunFolder:
     return RunFolder.create(tmp_path, plan, "name: toy\n", {}, {})
 
 
+def filed(folder: RunFolder, name: str) -> None:
+    file(folder.variant_path(REFERENCE) / "load" / "busy", name, block(12))
+    folder.append(record(name, REFERENCE, "busy"))
+
+
+def test_bytes_of_a_round_that_was_cut_short_are_left_out(tmp_path: Path) -> None:
+    folder = run(tmp_path, "load")
+    filed(folder, "r1")
+    file(folder.variant_path(REFERENCE) / "load" / "busy", "r2", block(12))
+    assert "rounds 1;" in as_others(folder, "vllm")
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_run_folder_says_it_suite_by_suite(tmp_path: Path, tool: str) -> None:
     folder = run(tmp_path, "load")
-    file(folder.variant_path(REFERENCE) / "load" / "busy", "r1", block(12))
+    filed(folder, "r1")
     said = as_others(folder, tool)
     assert said.startswith("busy / reference: rounds 1; 12 of 12 requests answered")
     assert len(said.splitlines()) == 8
@@ -171,7 +184,7 @@ def test_a_run_without_blocks_is_told_so(tmp_path: Path) -> None:
 
 def test_the_verb_prints_it_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run(tmp_path, "load")
-    file(folder.variant_path(REFERENCE) / "load" / "busy", "r1", block(12))
+    filed(folder, "r1")
     before = sorted(folder.path.rglob("*"))
     assert main(["report", str(folder.path), "--as", "aiperf"]) == 0
     assert capsys.readouterr().out == as_others(folder, "aiperf")
