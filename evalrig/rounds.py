@@ -20,7 +20,7 @@ from evalrig.plan import Cell
 from evalrig.runner import Ended, Work, ended
 from evalrig.suite import Attempt, sound
 from evalrig.types import AGAIN, REFERENCE, State, Trajectory
-from evalrig.watch import Fell, Tail, Watch, begin_watch
+from evalrig.watch import Fell, Tail, Watch, begin_again, begin_watch
 
 SILENT_BLOCKS: Final = 3
 """Failed blocks in a row after which a running engine counts as lost."""
@@ -173,8 +173,10 @@ class Rounds:
         while name not in self._up:
             if name in self._places.refused:
                 return None
+            # What never started has a wrong flag or no room; a start that failed after others is a fall as any other.
+            begin = begin_again if name in self._places.proved else begin_watch
             try:
-                watch = await begin_watch(self._work, name, self._places.tails)
+                watch = await begin(self._work, name, self._places.tails)
             except EngineError as error:
                 self._give_up(name, error)
                 return None

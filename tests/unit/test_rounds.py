@@ -12,7 +12,7 @@ from toys import load_client
 from toys.engine import Toy
 from toys.runs import Silent, carry_out, piqa_file, run_file
 
-from evalrig.errors import RunError, UsageError
+from evalrig.errors import EngineError, RunError, UsageError
 from evalrig.filing import Files
 from evalrig.loadgen.raw import read_block, read_served
 from evalrig.records import RunFolder
@@ -224,6 +224,40 @@ def test_the_block_in_which_an_engine_died_is_made_again(tmp_path: Path, client:
     finished = carry_out(load_file(tmp_path, {"cheap": {"flaw": "dead", "faulty_starts": 1}}))
     assert [event.kind for event in finished.folder.events("cheap")] == ["crash", "restart"]
     assert [record.state for record in records(finished.folder, "cheap")] == [State.SCORED] * 6
+
+
+@pytest.mark.parametrize("failing", [1, 5])
+def test_one_failed_start_of_many_does_not_end_the_night(
+    tmp_path: Path, client: load_client.Client, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Where engines do not fit side by side every round is a start; restarts bound how many may fail."""
+    start, tries = Toy.start, Counter[str]()
+
+    async def sometimes(self: Toy) -> None:
+        tries[name := self.variant.name] += 1
+        if name == REFERENCE and 3 < tries[name] <= 3 + failing:
+            raise EngineError(f"{name}: did not start: the port was taken")
+        await start(self)
+
+    monkeypatch.setattr(Toy, "start", sometimes)
+    finished = carry_out(load_file(tmp_path, engines=1, options={"pace": {"rounds": 4}}))
+    kinds = [(event.kind, event.line) for event in finished.folder.events(REFERENCE)]
+    assert kinds[:2] == [("crash", f"{REFERENCE}: did not start: the port was taken"), ("restart", "restart 1 of 1")]
+    if failing == 1:
+        assert not finished.stopped
+        assert len(kinds) == 2
+        assert Counter(row.variant for row in records(finished.folder)) == dict.fromkeys(ARMS, 4)
+    else:
+        assert finished.stopped.endswith("did not start: the port was taken; engine.restarts (1) is used up")
+        assert [kind for kind, _ in kinds] == ["crash", "restart", "crash"]
+
+
+def test_a_first_start_that_fails_is_not_tried_again(tmp_path: Path, client: load_client.Client) -> None:
+    """A wrong flag does not mend itself."""
+    finished = carry_out(load_file(tmp_path, {"cheap": {"fail_start": "bad flag"}}, options={"pace": {"rounds": 2}}))
+    assert finished.folder.events("cheap") == []
+    assert finished.folder.failed("cheap") == "cheap: bad flag"
+    assert len(records(finished.folder, REFERENCE)) == 2
 
 
 def test_a_lost_reference_ends_the_run(tmp_path: Path, client: load_client.Client) -> None:

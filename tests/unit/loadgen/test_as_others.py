@@ -159,6 +159,7 @@ def run(tmp_path: Path, kind: str) -> RunFolder:
 def filed(folder: RunFolder, name: str) -> None:
     file(folder.variant_path(REFERENCE) / "load" / "busy", name, block(12))
     folder.append(record(name, REFERENCE, "busy"))
+    folder.close()
 
 
 def test_bytes_of_a_round_that_was_cut_short_are_left_out(tmp_path: Path) -> None:
