@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -48,7 +48,8 @@ async def loaded(
     await _look(engine, read)
     looking = asyncio.create_task(_looking(engine, read))
     try:
-        block = await sent(serving, schedule, engine.launch.request_seconds, events_per_second)
+        sending = sent(serving, schedule, engine.launch.request_seconds, events_per_second, engine.beat)
+        block = await engine.carry(sending)
     finally:
         looking.cancel()
         await asyncio.wait({looking})
@@ -56,13 +57,19 @@ async def loaded(
     return replace(block, flushed=flushed, notes={"gauges": [_row(one) for one in read]} if read else None)
 
 
-async def sent(serving: Serving, schedule: Schedule, request_seconds: float, events_per_second: float) -> Block:
-    """A schedule, sent by the load client."""
+async def sent(
+    serving: Serving,
+    schedule: Schedule,
+    request_seconds: float,
+    events_per_second: float,
+    heard: Callable[[], None],
+) -> Block:
+    """A schedule, sent by the load client. `heard` is called while it is answered."""
     from evalrig.loadgen.drive import Stop
     from evalrig.loadgen.sharded import run_load
 
     stop = Stop(request=request_seconds)
-    return await run_load(serving.completions, schedule, stop=stop, events_per_second=events_per_second)
+    return await run_load(serving.completions, schedule, stop=stop, events_per_second=events_per_second, heard=heard)
 
 
 async def _looking(engine: Engine, read: list[Gauges]) -> None:

@@ -32,7 +32,8 @@ PIECE: Final = 1 << 18
 PIECES_AT_END: Final = 64
 RECENT: Final = 1 << 16
 """Bytes at the end of a log in which the cause of a crash is looked for; also the longest line."""
-CALLS: Final = ("tokenize", "generate", "score", "score_cached", "decode", "chat")
+CALLS: Final = ("tokenize", "generate", "score", "score_cached", "decode", "chat", "carry", "flush")
+"""Not `gauges`: a server can tell of itself while what computes behind it hangs."""
 
 
 class Fell(EngineError):
@@ -65,6 +66,7 @@ class Pulse:
         """When the last call ended."""
         for name in CALLS:
             setattr(engine, name, self._counted(getattr(engine, name)))
+        engine.beat = self.beat
 
     def beat(self) -> None:
         """It was seen at work."""

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import math
 import resource
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,6 +21,8 @@ SPIN_NS = 400_000
 """Before a due time, the wait that is burnt: longer than a kernel timer needs to wake a process on a free core."""
 SPARE = 2
 """Idle connections that an open loop begins with. Few: some servers give each a thread."""
+LISTEN_SECONDS = 0.5
+"""Between two looks whether anything came: a look at each answer in flight, so that nothing is done at each read."""
 PRIMING = 8
 """Priming calls in flight, where the loop has no number of its own."""
 _SECOND = 1_000_000_000
@@ -47,18 +49,26 @@ class Driven:
     effort: Effort
 
 
-async def run_block(address: Address, schedule: Schedule, *, stop: Stop | None = None) -> Block:
+def nobody() -> None:
+    """Listens to no block."""
+
+
+async def run_block(
+    address: Address, schedule: Schedule, *, stop: Stop | None = None, heard: Callable[[], None] = nobody
+) -> Block:
     """Send `schedule` to `address` from this process. The caller's loop may do little else meanwhile; what it does costs
-    `cpu_share`, and on Linux no accuracy.
+    `cpu_share`, and on Linux no accuracy. `heard` is called now and then while it is answered, see `Driver.listen`.
 
     Raises:
         EngineError: the host's name cannot be resolved. All else that fails stands in the exchanges.
     """
     driver = Driver(address, schedule, stop or Stop())
+    listening = asyncio.create_task(driver.listen(heard))
     try:
         await driver.prime()
         driven = await driver.run(now() + int(LEAD_SECONDS * _SECOND))
     finally:
+        listening.cancel()
         await driver.close()
     return block_of((driven,), schedule)
 
@@ -141,6 +151,15 @@ class Driver:
             seconds, cpu, moved = (now() - began) / _SECOND, _cpu_seconds() - before, offset() - clock
         effort = Effort(seconds=seconds, cpu_seconds=cpu, clock_moved=abs(moved) / _SECOND, troubles=self._unprimed)
         return Driven(start=start, exchanges=tuple(self._exchanges), effort=effort)
+
+    async def listen(self, heard: Callable[[], None]) -> None:
+        """Call `heard` every half second in which bytes came, or in which nothing was waited for. Never returns."""
+        came = 0
+        while True:
+            before, came = came, self._pool.came if self._pool is not None else 0
+            if self._pool is None or not self._pool.waiting or came > before:
+                heard()
+            await asyncio.sleep(LISTEN_SECONDS)
 
     async def close(self) -> None:
         """Close what is open."""

@@ -41,6 +41,8 @@ class Pool:
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
+        self._waiting: set[Answer] = set()
+        self._came = 0
         self._head = _head(address)
         # The kernel begins to stamp a moment after the first socket has asked, and ends with the last one.
         self._asking = socket.socket()
@@ -69,6 +71,16 @@ class Pool:
         if connection is not None:
             connection.begin(answer, request, wish.due)
         return loop.create_task(self._carry(wish, answer, request, connection))
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose answers have not ended."""
+        return len(self._waiting)
+
+    @property
+    def came(self) -> int:
+        """Reads so far that brought bytes of answers."""
+        return self._came + sum(len(answer.at) for answer in self._waiting)
 
     async def warm(self, count: int) -> None:
         """Have up to `count` idle connections; what cannot be opened is left to the requests to tell."""
@@ -100,6 +112,7 @@ class Pool:
 
     async def _carry(self, wish: Wish, answer: Answer, request: bytes, connection: Connection | None) -> Exchange:
         error, reused = "", connection is not None
+        self._waiting.add(answer)
         try:
             async with asyncio.timeout_at(wish.until / _SECOND):
                 if connection is None:
@@ -125,6 +138,8 @@ class Pool:
         except OSError as failure:
             error = said(failure)
         finally:
+            self._waiting.discard(answer)
+            self._came += len(answer.at)
             if not answer.ended and connection is not None:
                 self._drop(connection)
         return _exchange(wish, answer, error)

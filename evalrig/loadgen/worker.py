@@ -7,7 +7,7 @@ import pickle
 import sys
 
 from evalrig.loadgen.drive import Driver
-from evalrig.loadgen.sharded import Job
+from evalrig.loadgen.sharded import HEARD, SAID, Job
 
 
 async def work() -> None:
@@ -18,16 +18,22 @@ async def work() -> None:
     driver = Driver(job.address, job.schedule, job.stop)
     start: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     watch = asyncio.create_task(_watch(reader, start))
+    listening = asyncio.create_task(driver.listen(lambda: _tell(HEARD)))
     try:
         await driver.prime()
-        os.write(sys.stdout.fileno(), b"\x06")
+        _tell(SAID)
         driven = await driver.run(await start)
     finally:
+        listening.cancel()
         await driver.close()
     watch.cancel()
     told = pickle.dumps(driven)
-    sys.stdout.buffer.write(len(told).to_bytes(8, "big") + told)
+    sys.stdout.buffer.write(SAID + len(told).to_bytes(8, "big") + told)
     sys.stdout.buffer.flush()
+
+
+def _tell(sign: bytes) -> None:
+    os.write(sys.stdout.fileno(), sign)
 
 
 async def _watch(reader: asyncio.StreamReader, start: "asyncio.Future[int]") -> None:

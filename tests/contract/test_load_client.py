@@ -22,8 +22,10 @@ import pytest
 from toys.mocked import call, mocked
 
 from evalrig.errors import EngineError, RunError
+from evalrig.loadgen import drive
 from evalrig.loadgen.block import Block, Exchange
 from evalrig.loadgen.drive import Stop, run_block
+from evalrig.loadgen.pool import Pool
 from evalrig.loadgen.schedule import Address, Call, Schedule
 from evalrig.loadgen.sharded import run_sharded
 
@@ -400,6 +402,45 @@ def test_the_mock_streams_what_it_is_told(options: tuple[str, ...], path: str, e
     if "--role-first" in options:
         assert pieces[0]["delta"] == {"role": "assistant", "content": ""}
         assert [set(piece["delta"]) for piece in pieces[1:]] == [{"reasoning_content"}] * 3
+
+
+@pytest.mark.parametrize("options", [("--kind", "hang"), ("--step", "0.02")])
+def test_a_silent_server_is_told_from_one_that_answers(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    """Silence while answers are waited for is a hang; between requests it is none."""
+    monkeypatch.setattr(drive, "LISTEN_SECONDS", 0.01)
+    seen: list[tuple[int, int]] = []
+
+    async def listened(address: Address) -> Block:
+        async def told(*given: Address) -> Pool:
+            pools.append(await opened(*given))
+            return pools[-1]
+
+        pools: list[Pool] = []
+        opened = Pool.open
+        monkeypatch.setattr(Pool, "open", told)
+        schedule = Schedule(calls=(call("r0", tokens=20), call("r1", 0.3, after=0)), loop="closed", concurrency=1)
+        stop = Stop(request=1.0, block=5.0)
+        return await run_block(
+            address, schedule, stop=stop, heard=lambda: seen.extend((pool.waiting, pool.came) for pool in pools)
+        )
+
+    with mocked(*options) as server:
+        block = asyncio.run(listened(server.address))
+    answers = "hang" not in options
+    assert all((one.sent.error == "") is answers for one in block.exchanges)
+    assert any(not waiting for waiting, _ in seen), "before the block and between its requests"
+    assert any(waiting for waiting, _ in seen) is answers
+    assert (len({came for _, came in seen}) > 3) is answers
+
+
+def test_a_worker_passes_on_that_the_server_answers():
+    heard: list[str] = []
+    calls = tuple(call(f"r{i}", tokens=60) for i in range(2))
+    with mocked("--step", "0.02") as server:
+        whole = Schedule(calls=calls, loop="open")
+        block = asyncio.run(run_sharded(server.address, whole, 2, stop=PATIENT, heard=lambda: heard.append("")))
+    assert [one.sent.error for one in block.exchanges] == ["", ""]
+    assert len(heard) >= 2 * 2, "of each worker: when it began, and while its stream of 1.2 s came"
 
 
 def test_a_block_in_parts_is_the_same_block():

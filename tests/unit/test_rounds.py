@@ -12,6 +12,7 @@ from toys import load_client
 from toys.engine import Toy
 from toys.runs import Silent, carry_out, piqa_file, run_file
 
+from evalrig import watch
 from evalrig.errors import EngineError, RunError, UsageError
 from evalrig.filing import Files
 from evalrig.loadgen.raw import read_block, read_served
@@ -258,6 +259,19 @@ def test_a_first_start_that_fails_is_not_tried_again(tmp_path: Path, client: loa
     assert finished.folder.events("cheap") == []
     assert finished.folder.failed("cheap") == "cheap: bad flag"
     assert len(records(finished.folder, REFERENCE)) == 2
+
+
+def test_an_engine_that_hangs_under_load_is_ended_and_started_again(
+    tmp_path: Path, client: load_client.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own metrics are answered all the while: a server can tell of itself when what computes behind it hangs."""
+    monkeypatch.setattr(watch, "LOOK", 0.02)
+    engine = {"kind": "toys.engine", "hang_seconds": 0.5}
+    finished = carry_out(load_file(tmp_path, {"cheap": {"flaw": "hung", "faulty_starts": 1}}, engine=engine))
+    assert not finished.stopped
+    assert [event.kind for event in finished.folder.events("cheap")] == ["hang", "restart"]
+    assert "the engine hangs: no answer for" in finished.folder.events("cheap")[0].line
+    assert [record.state for record in records(finished.folder, "cheap")] == [State.SCORED] * 6
 
 
 def test_a_lost_reference_ends_the_run(tmp_path: Path, client: load_client.Client) -> None:
