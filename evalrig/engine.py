@@ -127,8 +127,8 @@ class Engine(ABC):
         self.variant = variant
         self.options = options
         self.launch = launch
-        self.beat: Callable[[], None] = lambda: None
-        """Called while bytes of a block of load come, or none are waited for; who watches the engine listens."""
+        self.beat: Callable[[float], None] = lambda seconds: None
+        """Told of a block of load by its client (`Driver.listen`); who watches the engine listens."""
 
     @classmethod
     def able(cls, options: Any) -> Capabilities:
@@ -234,7 +234,7 @@ class Engine(ABC):
         raise EngineError(f"{self.variant.name}: the engine cannot be loaded")
 
     async def carry(self, block: Awaitable[T]) -> T:
-        """Wait for a block that the load client sends: one call in flight, and `beat` tells that it is being answered."""
+        """Wait for a block that the load client sends: one call in flight. `beat`, and not its end, tells that it is answered."""
         return await block
 
     async def flush(self) -> bool:

@@ -62,9 +62,9 @@ async def sent(
     schedule: Schedule,
     request_seconds: float,
     events_per_second: float,
-    heard: Callable[[], None],
+    heard: Callable[[float], None],
 ) -> Block:
-    """A schedule, sent by the load client. `heard` is called while it is answered."""
+    """A schedule, sent by the load client. `heard`: see `Driver.listen`."""
     from evalrig.loadgen.drive import Stop
     from evalrig.loadgen.sharded import run_load
 

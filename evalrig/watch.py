@@ -4,6 +4,7 @@ An engine that crashes or hangs is ended and, as often as `engine.restarts` allo
 """
 
 import asyncio
+import math
 import re
 import time
 from collections import Counter
@@ -65,25 +66,28 @@ class Pulse:
         self._idle = 0.0
         """When the last call ended."""
         for name in CALLS:
-            setattr(engine, name, self._counted(getattr(engine, name)))
+            setattr(engine, name, self._counted(getattr(engine, name), answers=name != "carry"))
         engine.beat = self.beat
 
-    def beat(self) -> None:
-        """It was seen at work."""
-        self._since = time.monotonic()
+    def beat(self, seconds: float = math.inf) -> None:
+        """It was seen at work; or for so many seconds of a call in flight nothing was waited for."""
+        self._since = min(time.monotonic(), self._since + seconds)
 
     def unanswered(self) -> float:
         """Seconds for which there were calls in flight and no answer; 0: nothing is asked."""
         return time.monotonic() - self._since if self.in_flight else 0.0
 
-    def _counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def _counted(self, call: Callable[..., Awaitable[Any]], answers: bool) -> Callable[..., Awaitable[Any]]:
+        """`answers`: its end is one. The end of a block is none: all its requests may have failed."""
+
         async def counted(*given: Any, **named: Any) -> Any:
             if not self.in_flight:
                 self._since += time.monotonic() - max(self._idle, self._since)
             self.in_flight += 1
             try:
                 answer = await call(*given, **named)
-                self.beat()
+                if answers:
+                    self.beat()
                 return answer
             finally:
                 self.in_flight -= 1

@@ -49,15 +49,15 @@ class Driven:
     effort: Effort
 
 
-def nobody() -> None:
+def nobody(seconds: float) -> None:
     """Listens to no block."""
 
 
 async def run_block(
-    address: Address, schedule: Schedule, *, stop: Stop | None = None, heard: Callable[[], None] = nobody
+    address: Address, schedule: Schedule, *, stop: Stop | None = None, heard: Callable[[float], None] = nobody
 ) -> Block:
     """Send `schedule` to `address` from this process. The caller's loop may do little else meanwhile; what it does costs
-    `cpu_share`, and on Linux no accuracy. `heard` is called now and then while it is answered, see `Driver.listen`.
+    `cpu_share`, and on Linux no accuracy. `heard`: see `Driver.listen`.
 
     Raises:
         EngineError: the host's name cannot be resolved. All else that fails stands in the exchanges.
@@ -68,9 +68,15 @@ async def run_block(
         await driver.prime()
         driven = await driver.run(now() + int(LEAD_SECONDS * _SECOND))
     finally:
-        listening.cancel()
+        await stopped(listening)
         await driver.close()
     return block_of((driven,), schedule)
+
+
+async def stopped(task: "asyncio.Task[None]") -> None:
+    """Cancel it and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def block_of(driven: tuple[Driven, ...], schedule: Schedule) -> Block:
@@ -152,14 +158,20 @@ class Driver:
         effort = Effort(seconds=seconds, cpu_seconds=cpu, clock_moved=abs(moved) / _SECOND, troubles=self._unprimed)
         return Driven(start=start, exchanges=tuple(self._exchanges), effort=effort)
 
-    async def listen(self, heard: Callable[[], None]) -> None:
-        """Call `heard` every half second in which bytes came, or in which nothing was waited for. Never returns."""
-        came = 0
+    async def listen(self, heard: Callable[[float], None]) -> None:
+        """Tell `heard` every half second what the server did: `inf` when bytes came, and the seconds in which nothing was
+        waited for. It is told nothing of silence. Never returns; where it is cancelled it tells the rest."""
+        came, at = 0, now()
         while True:
-            before, came = came, self._pool.came if self._pool is not None else 0
-            if self._pool is None or not self._pool.waiting or came > before:
-                heard()
-            await asyncio.sleep(LISTEN_SECONDS)
+            try:
+                await asyncio.sleep(LISTEN_SECONDS)
+            finally:
+                before, came = came, self._pool.came if self._pool is not None else 0
+                since, at = at, now()
+                if came > before:
+                    heard(math.inf)
+                elif self._pool is None or not self._pool.waiting:
+                    heard((at - since) / _SECOND)
 
     async def close(self) -> None:
         """Close what is open."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 from evalrig.errors import RunError
 from evalrig.loadgen.block import Block
 from evalrig.loadgen.clock import now
-from evalrig.loadgen.drive import Driven, Stop, block_of, nobody, run_block
+from evalrig.loadgen.drive import LISTEN_SECONDS, Driven, Stop, block_of, nobody, run_block
 from evalrig.loadgen.schedule import Address, Call, Schedule
 
 EVENTS_PER_WORKER = 20_000.0
@@ -21,8 +21,8 @@ START_SECONDS = 60.0
 """For a worker to import what it needs."""
 LEAD_SECONDS = 0.2
 """From when all are ready until the common start."""
-HEARD, SAID = b"\x07", b"\x06"
-"""What a worker writes: the server is heard; it is ready, or done."""
+HEARD, IDLE, SAID = b"\x07", b"\x05", b"\x06"
+"""What a worker writes: bytes came; nothing was waited for; it is ready, or done."""
 END_SECONDS = 60.0
 """For a worker to hand over what it recorded, after the block's own bound."""
 
@@ -46,7 +46,7 @@ async def run_load(
     *,
     stop: Stop | None = None,
     events_per_second: float = 0.0,
-    heard: Callable[[], None] = nobody,
+    heard: Callable[[float], None] = nobody,
 ) -> Block:
     """Send `schedule` from as many processes as `events_per_second`, the expected rate, needs; 0: from this one.
     `heard`: as of `run_block`.
@@ -72,7 +72,7 @@ async def run_sharded(
     workers: int,
     *,
     stop: Stop | None = None,
-    heard: Callable[[], None] = nobody,
+    heard: Callable[[float], None] = nobody,
 ) -> Block:
     """Send `schedule` from `workers` processes that begin at one instant. None of them outlives this call.
 
@@ -144,7 +144,7 @@ def _lanes(lanes: int, number: int, workers: int) -> int:
 class _Shard:
     """One worker process: it is given its job, says that it is ready, is told the start, and hands over what it recorded."""
 
-    def __init__(self, name: str, job: Job, heard: Callable[[], None]) -> None:
+    def __init__(self, name: str, job: Job, heard: Callable[[float], None]) -> None:
         self._name = name
         self._job = job
         self._heard = heard
@@ -181,8 +181,8 @@ class _Shard:
 
     async def _through(self, told: asyncio.StreamReader) -> None:
         """Until it says that it is ready, or done; that it hears the server is passed on meanwhile."""
-        while await told.readexactly(1) == HEARD:
-            self._heard()
+        while (sign := await told.readexactly(1)) != SAID:
+            self._heard(math.inf if sign == HEARD else LISTEN_SECONDS)
 
     async def _driven(self, start: int) -> Driven:
         assert self._process is not None

@@ -2,12 +2,13 @@
 started it is gone, and it ends too."""
 
 import asyncio
+import math
 import os
 import pickle
 import sys
 
-from evalrig.loadgen.drive import Driver
-from evalrig.loadgen.sharded import HEARD, SAID, Job
+from evalrig.loadgen.drive import Driver, stopped
+from evalrig.loadgen.sharded import HEARD, IDLE, SAID, Job
 
 
 async def work() -> None:
@@ -18,13 +19,13 @@ async def work() -> None:
     driver = Driver(job.address, job.schedule, job.stop)
     start: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     watch = asyncio.create_task(_watch(reader, start))
-    listening = asyncio.create_task(driver.listen(lambda: _tell(HEARD)))
+    listening = asyncio.create_task(driver.listen(lambda seconds: _tell(IDLE if math.isfinite(seconds) else HEARD)))
     try:
         await driver.prime()
         _tell(SAID)
         driven = await driver.run(await start)
     finally:
-        listening.cancel()
+        await stopped(listening)
         await driver.close()
     watch.cancel()
     told = pickle.dumps(driven)

@@ -266,7 +266,7 @@ def test_an_engine_that_hangs_under_load_is_ended_and_started_again(
 ) -> None:
     """Its own metrics are answered all the while: a server can tell of itself when what computes behind it hangs."""
     monkeypatch.setattr(watch, "LOOK", 0.02)
-    engine = {"kind": "toys.engine", "hang_seconds": 0.5}
+    engine = {"kind": "toys.engine", "request_seconds": 0.1, "hang_seconds": 0.5}
     finished = carry_out(load_file(tmp_path, {"cheap": {"flaw": "hung", "faulty_starts": 1}}, engine=engine))
     assert not finished.stopped
     assert [event.kind for event in finished.folder.events("cheap")] == ["hang", "restart"]

@@ -1,6 +1,7 @@
 """In place of the load client: blocks as a toy engine would serve them, made without a socket and without waiting."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ class Client:
         schedule: Schedule,
         seconds: float,
         events_per_second: float,
-        heard: Callable[[], None],
+        heard: Callable[[float], None],
     ) -> Block:
         assert serving.completions.host == "toy"
         assert not self.running, "nothing else may run meanwhile"
@@ -52,6 +53,7 @@ class Client:
             exchanges.append(_answered(call, index, due, rng))
             free[lane] = exchanges[-1].sent.ended / 1e6
         self.running -= 1
+        heard(math.inf)
         return Block(
             start=0,
             start_utc="2026-11-30T00:00:00Z",
