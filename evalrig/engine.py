@@ -1,10 +1,10 @@
 """What an engine is: a process that is started, watched, read back and stopped, and that answers HTTP."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from evalrig.loadgen.target import Gauges, Serving
 from evalrig.proof import Inventory
 from evalrig.troubles import Trouble
 from evalrig.types import Capacity, Completion, Fingerprint, Message, Tool, Variant
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,8 @@ class Engine(ABC):
         self.variant = variant
         self.options = options
         self.launch = launch
+        self.beat: Callable[[float], None] = lambda seconds: None
+        """Told of a block of load by its client (`Driver.listen`); who watches the engine listens."""
 
     @classmethod
     def able(cls, options: Any) -> Capabilities:
@@ -230,6 +234,10 @@ class Engine(ABC):
     async def serving(self) -> Serving:
         """How the load client reaches it."""
         raise EngineError(f"{self.variant.name}: the engine cannot be loaded")
+
+    async def carry(self, block: Awaitable[T]) -> T:
+        """Wait for a block that the load client sends: one call in flight. `beat`, and not its end, tells that it is answered."""
+        return await block
 
     async def flush(self) -> bool:
         """Empty the prefix cache. False: it cannot be, or requests run; salted prompts must do."""

@@ -1,6 +1,7 @@
 """Files attempts into the run folder: token logprobs and blocks first, the record last, so that what is recorded is whole."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,22 +21,24 @@ class Files(Filing):
     def __init__(self, folder: RunFolder, progress: Progress) -> None:
         self.folder = folder
         self.progress = progress
+        self._counted: set[tuple[str, str, str]] = set()
+        """(variant, suite, sample) that are made again: the display holds them already."""
 
     def keep(self, papers: Sequence[Paper]) -> None:
         """See `Filing.keep`. At every moment what is recorded has its tokens on the disk."""
         ended = [paper for paper in papers if isinstance(paper, Ended)]
         for paper in ended:
             self._write_tokens(paper.record, paper.attempt)
-            if isinstance(paper.attempt, LoadAttempt):
-                self._write_block(paper.record, paper.attempt)
         self.folder.sync_tokens()
         self.folder.append(*(paper.record for paper in ended))
         answered = [paper for paper in papers if isinstance(paper, Answered)]
         for suite in dict.fromkeys(paper.suite for paper in answered):
             self.folder.append_trace(suite, *(paper.trace for paper in answered if paper.suite == suite))
         for paper in papers:
-            done = f"{paper.suite} (reference answers)" if isinstance(paper, Answered) else paper.record.suite
-            self.progress.step(done)
+            if isinstance(paper, Answered):
+                self.progress.step(f"{paper.suite} (reference answers)")
+            elif (paper.record.variant, paper.record.suite, paper.record.sample) not in self._counted:
+                self.progress.step(paper.record.suite)
 
     def _write_tokens(self, record: Record, attempt: Attempt) -> None:
         if (rows := attempt.tokens) is not None:
@@ -46,12 +49,24 @@ class Files(Filing):
             columns = {"token": rows.token_ids, "vocabulary": _in_order(rows)}
             self.folder.append_tokens(record, AUDIT, columns, sync=False)
 
-    def _write_block(self, record: Record, attempt: LoadAttempt) -> None:
+    def lay_down(self, paper: Ended) -> Ended:
+        """See `Filing.lay_down`."""
         from evalrig.loadgen.raw import write_block
 
+        record, attempt = paper.record, paper.attempt
+        if not isinstance(attempt, LoadAttempt):
+            return paper
         path = self.folder.load_path(record.variant, record.suite, record.sample)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_block(path, attempt.block, attempt.served)
+        return Ended(
+            record=record, attempt=Attempt(**{one.name: getattr(attempt, one.name) for one in fields(Attempt)})
+        )
+
+    def withdraw(self, variant: str, suite: str, samples: Collection[str]) -> None:
+        """See `Filing.withdraw`."""
+        self._counted |= {(variant, suite, sample) for sample in samples}
+        self.folder.withdraw(variant, suite, samples)
 
     def failure(self, variant: str, reason: str) -> None:
         """See `Filing.failure`."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -53,7 +53,8 @@ async def loaded(
     await _look(engine, read)
     looking = asyncio.create_task(_looking(engine, read))
     try:
-        block = await sent(serving, schedule, engine.launch.request_seconds, events_per_second)
+        sending = sent(serving, schedule, engine.launch.request_seconds, events_per_second, engine.beat)
+        block = await engine.carry(sending)
     finally:
         looking.cancel()
         await asyncio.wait({looking})
@@ -61,13 +62,19 @@ async def loaded(
     return replace(block, flushed=flushed, notes={"gauges": [_row(one) for one in read]} if read else None)
 
 
-async def sent(serving: Serving, schedule: Schedule, request_seconds: float, events_per_second: float) -> Block:
-    """A schedule, sent by the load client."""
+async def sent(
+    serving: Serving,
+    schedule: Schedule,
+    request_seconds: float,
+    events_per_second: float,
+    heard: Callable[[float], None],
+) -> Block:
+    """A schedule, sent by the load client. `heard`: see `Driver.listen`."""
     from evalrig.loadgen.drive import Stop
     from evalrig.loadgen.sharded import run_load
 
     stop = Stop.of(schedule, request_seconds)
-    return await run_load(serving.completions, schedule, stop=stop, events_per_second=events_per_second)
+    return await run_load(serving.completions, schedule, stop=stop, events_per_second=events_per_second, heard=heard)
 
 
 async def _flushed(engine: Engine) -> bool:

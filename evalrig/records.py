@@ -2,7 +2,7 @@
 
 run.yaml  plan.json  environment.json  samples/<suite>.jsonl  traces/<suite>.jsonl
 variants/<variant>/  preflight.json  engine.log  events.jsonl  records/<suite>.jsonl  tokens/<suite>/<kind>.arrows
-                     load/<suite>/<round>.*
+                     load/<suite>/<round>.*  withdrawn/<suite>.jsonl
 verdict.json  report.html  junit.xml  summary.md
 """
 
@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from io import BufferedWriter
 from pathlib import Path
@@ -185,6 +185,15 @@ class RunFolder:
         for path, own in by_path.items():
             self._append(path, own)
 
+    def withdraw(self, variant: str, suite: str, samples: Collection[str]) -> None:
+        """Move records to `withdrawn`, where nobody judges them: they are made again. A kill leaves each where it was, or in both."""
+        path, rows = self.records_path(variant, suite), self.records(variant, suite)
+        self._append(path.parents[1] / "withdrawn" / path.name, [row for row in rows if row.sample in samples])
+        if file := self._files.pop(path, None):
+            file.close()
+        kept = (msgspec.json.encode(row) + b"\n" for row in rows if row.sample not in samples)
+        self.write(str(path.relative_to(self.path)), b"".join(kept))
+
     def append_tokens(self, record: Record, kind: str, columns: Columns, sync: bool = True) -> None:
         """Durable when this returns, or after `sync_tokens` without `sync`; and only then may the record be appended.
 
@@ -229,9 +238,8 @@ class RunFolder:
     def torn(self) -> list[Path]:
         """Files whose end was cut by a kill; it is left out in reading, and cut off before the next is appended."""
         patterns = ("variants/*/records/*.jsonl", "variants/*/events.jsonl", "traces/*.jsonl")
-        files = [file for pattern in patterns for file in self.path.glob(pattern)]
+        torn = [file for one in patterns for file in self.path.glob(one) if self._lines(file, msgspec.Raw)[1]]
         tokens = self.path.glob(f"variants/*/tokens/*/*{SUFFIX}")
-        torn = [file for file in files if self._lines(file, msgspec.Raw)[1]]
         return sorted([*torn, *(file for file in tokens if TokenFile(file).torn)])
 
     def records_path(self, variant: str, suite: str) -> Path:

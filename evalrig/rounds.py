@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import Final
 
 from evalrig.errors import EngineError
 from evalrig.plan import Cell
-from evalrig.runner import Paper, Work, ended
+from evalrig.runner import Ended, Work, ended
 from evalrig.suite import Attempt, sound
 from evalrig.types import AGAIN, REFERENCE, State, Trajectory
-from evalrig.watch import Fell, Tail, Watch, begin_watch
+from evalrig.watch import Fell, Tail, Watch, begin_again, begin_watch
 
 SILENT_BLOCKS: Final = 3
 """Failed blocks in a row after which a running engine counts as lost."""
@@ -28,11 +28,18 @@ SILENT_BLOCKS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a variant has still to do in one round."""
+    """What a variant does in one round."""
 
     variant: str
     blocks: tuple[tuple[Cell, str], ...]
     """Cells with the sample of each block."""
+    filed: tuple[tuple[Cell, str], ...] = ()
+    """Those of which an earlier session left a record: made hours ago, they are no half of a block that is made now."""
+
+    @property
+    def owed(self) -> bool:
+        """A block has no record."""
+        return len(self.filed) < len(self.blocks)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,25 +52,31 @@ class Places:
 
 
 def rounds_of(work: Work, whole: bool) -> Iterator[tuple[Turn, ...]]:
-    """The rounds that are not complete, as turns of the variants; their order is drawn from the run's seed.
+    """The rounds that are not complete, each with all its turns; their order is drawn from the run's seed.
 
     `whole`: all blocks of a round, of all concurrencies and suites, are one turn, as samples of the same cluster. Else each block
     is, and pairs of blocks lie as near together as can be.
     """
-    cells = [cell for cell in work.pending if cell.stage == "block"]
-    owed: dict[str, list[tuple[Cell, str]]] = {}
+    cells = [cell for cell in work.plan.cells if cell.stage == "block"]
+    rounds: dict[str, list[tuple[Cell, str]]] = {}
     for suite in dict.fromkeys(cell.suite for cell in cells):
         own = [cell for cell in cells if cell.suite == suite]
         for sample in work.plan.suite(suite).samples:
             cluster = work.samples[suite][sample].cluster if whole else ""
-            blocks = [(cell, sample) for cell in own if sample in work.pending[cell]]
-            owed.setdefault(cluster or f"{suite}/{sample}", []).extend(blocks)
-    for key, blocks in owed.items():
+            blocks = [(cell, sample) for cell in own if sample in cell.samples]
+            rounds.setdefault(cluster or f"{suite}/{sample}", []).extend(blocks)
+    owed = {(cell, sample) for cell, samples in work.pending.items() for sample in samples}
+    for key, blocks in rounds.items():
         names = [variant.name for variant in work.plan.variants]
         random.Random(f"{work.plan.header.seed}/{key}/order").shuffle(names)
-        turns = [Turn(variant=name, blocks=tuple(one for one in blocks if one[0].variant == name)) for name in names]
-        if any(turn.blocks for turn in turns):
+        turns = [_turn(name, blocks, owed) for name in names]
+        if any(turn.owed for turn in turns):
             yield tuple(turn for turn in turns if turn.blocks)
+
+
+def _turn(name: str, blocks: Sequence[tuple[Cell, str]], owed: Collection[tuple[Cell, str]]) -> Turn:
+    own = tuple(one for one in blocks if one[0].variant == name)
+    return Turn(variant=name, blocks=own, filed=tuple(one for one in own if one not in owed))
 
 
 class Rounds:
@@ -94,8 +107,11 @@ class Rounds:
                 await watch.stop()
 
     async def _round(self, turns: tuple[Turn, ...]) -> bool:
-        """One round, filed together: of a round that is cut short nothing is kept. False: the reference must not be run."""
-        papers: list[Paper] = []
+        """One round, filed together: of a round that is cut short nothing counts. False: the reference must not be run."""
+        if not any(turn.owed and turn.variant not in self._places.refused for turn in turns):
+            return REFERENCE not in self._places.refused  # made again it would lack the same
+        self._withdraw(turns)
+        papers: list[Ended] = []
         for place, turn in enumerate(turns, 1):
             if REFERENCE not in self._places.proved and turn.variant != REFERENCE:
                 await self._prove_reference()
@@ -111,9 +127,17 @@ class Rounds:
                 raise
         return REFERENCE not in self._places.refused
 
-    async def _turn(self, turn: Turn, place: str) -> list[Paper]:
+    def _withdraw(self, turns: tuple[Turn, ...]) -> None:
+        """What is filed of a round that is made again counts no more, before its first block is written over."""
+        filed = [one for turn in turns for one in turn.filed]
+        for cell, sample in filed:
+            self._work.file.withdraw(cell.variant, cell.suite, [sample])
+        for suite, sample in dict.fromkeys((cell.suite, sample) for cell, sample in filed):
+            self._work.file.progress.say(f"{suite} {sample}: lacks a block; all variants make it again, at one time")
+
+    async def _turn(self, turn: Turn, place: str) -> list[Ended]:
         """The blocks of one variant, on one start unless it dies; those after it was given up are not made."""
-        papers: list[Paper] = []
+        papers: list[Ended] = []
         for cell, sample in turn.blocks:
             paper = None if turn.variant in self._places.refused else await self._block(cell, sample, place)
             papers += [paper] if paper else []
@@ -126,7 +150,7 @@ class Rounds:
         if (watch := await self._proved(REFERENCE)) is not None and not self._kept:
             await self._let_go(watch)
 
-    async def _block(self, cell: Cell, sample: str, place: str) -> Paper | None:
+    async def _block(self, cell: Cell, sample: str, place: str) -> Ended | None:
         """One block; None: its variant was given up, or must not be run."""
         while True:
             watch = await self._proved(cell.variant)
@@ -142,13 +166,17 @@ class Rounds:
                 if not await self._again(watch, error):
                     return None
                 continue
-            return paper
+            return await asyncio.to_thread(self._work.file.lay_down, paper)
 
     async def _proved(self, name: str) -> Watch | None:
         """The variant's engine, started and proved where it is not up; None: it cannot be had, or is not what it should be."""
         while name not in self._up:
+            if name in self._places.refused:
+                return None
+            # What never started has a wrong flag or no room; a start that failed after others is a fall as any other.
+            begin = begin_again if name in self._places.proved else begin_watch
             try:
-                watch = await begin_watch(self._work, name, self._places.tails)
+                watch = await begin(self._work, name, self._places.tails)
             except EngineError as error:
                 self._give_up(name, error)
                 return None
@@ -191,7 +219,7 @@ class Rounds:
         finally:
             await watch.stop()
 
-    async def _one(self, watch: Watch, cell: Cell, sample: str, place: str) -> Paper:
+    async def _one(self, watch: Watch, cell: Cell, sample: str, place: str) -> Ended:
         """One block as a record. How its process came about is told with it."""
         started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
         attempt = await self._attempt(watch, cell, sample)

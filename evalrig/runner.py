@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -91,6 +91,20 @@ class Filing(ABC):
         Raises:
             RunError: they could not all be filed; those that were not are made again by who resumes.
         """
+
+    @abstractmethod
+    def lay_down(self, paper: Ended) -> Ended:
+        """Put the bytes of a block of load on the disk; what comes back has a small record alone, and is filed by `keep`.
+
+        Bytes without a record are those of a round that was cut short; they are written over when it is made again.
+
+        Raises:
+            RunError: they cannot be written.
+        """
+
+    @abstractmethod
+    def withdraw(self, variant: str, suite: str, samples: Collection[str]) -> None:
+        """These samples of an earlier session are made again: what is filed of them must count no more."""
 
     @abstractmethod
     def failure(self, variant: str, reason: str) -> None:

@@ -4,13 +4,14 @@ An engine that crashes or hangs is ended and, as often as `engine.restarts` allo
 """
 
 import asyncio
+import math
 import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from evalrig.engine import Engine
 from evalrig.errors import EngineError, one_line
@@ -20,6 +21,7 @@ from evalrig.troubles import Trouble
 from evalrig.types import Event
 
 T = TypeVar("T")
+Kind: TypeAlias = Literal["crash", "hang", "silent", "restart", "trouble"]
 LOOK: Final = 1.0
 """Seconds between two looks."""
 SHOWN: Final = 1.5
@@ -31,7 +33,8 @@ PIECE: Final = 1 << 18
 PIECES_AT_END: Final = 64
 RECENT: Final = 1 << 16
 """Bytes at the end of a log in which the cause of a crash is looked for; also the longest line."""
-CALLS: Final = ("tokenize", "generate", "score", "score_cached", "decode", "chat")
+CALLS: Final = ("tokenize", "generate", "score", "score_cached", "decode", "chat", "carry", "flush")
+"""Not `gauges`: a server can tell of itself while what computes behind it hangs."""
 
 
 class Fell(EngineError):
@@ -40,6 +43,14 @@ class Fell(EngineError):
     def __init__(self, text: str, kind: Literal["crash", "hang", "silent"]) -> None:
         super().__init__(text)
         self.kind: Literal["crash", "hang", "silent"] = kind
+
+
+class NotStarted(EngineError):
+    """An engine that did not come up; nothing of it is left. `restarts`: how often it may be tried again in all."""
+
+    def __init__(self, text: str, restarts: int) -> None:
+        super().__init__(text)
+        self.restarts = restarts
 
 
 class Pulse:
@@ -55,24 +66,28 @@ class Pulse:
         self._idle = 0.0
         """When the last call ended."""
         for name in CALLS:
-            setattr(engine, name, self._counted(getattr(engine, name)))
+            setattr(engine, name, self._counted(getattr(engine, name), answers=name != "carry"))
+        engine.beat = self.beat
 
-    def beat(self) -> None:
-        """It was seen at work."""
-        self._since = time.monotonic()
+    def beat(self, seconds: float = math.inf) -> None:
+        """It was seen at work; or for so many seconds of a call in flight nothing was waited for."""
+        self._since = min(time.monotonic(), self._since + seconds)
 
     def unanswered(self) -> float:
         """Seconds for which there were calls in flight and no answer; 0: nothing is asked."""
         return time.monotonic() - self._since if self.in_flight else 0.0
 
-    def _counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def _counted(self, call: Callable[..., Awaitable[Any]], answers: bool) -> Callable[..., Awaitable[Any]]:
+        """`answers`: its end is one. The end of a block is none: all its requests may have failed."""
+
         async def counted(*given: Any, **named: Any) -> Any:
             if not self.in_flight:
                 self._since += time.monotonic() - max(self._idle, self._since)
             self.in_flight += 1
             try:
                 answer = await call(*given, **named)
-                self.beat()
+                if answers:
+                    self.beat()
                 return answer
             finally:
                 self.in_flight -= 1
@@ -194,14 +209,8 @@ class Watch:
         await self.stop()
         cause = self._tail.cause() if kind == "crash" else ""
         said = f"{error}; its log says: {cause}" if cause else str(error)
-        self._event(kind, said, unfinished=self.unfinished)
-        used = sum(event.kind == "restart" for event in self._file.events(self.variant))
-        if used < (allowed := self.engine.launch.restarts):
-            self._event("restart", f"restart {used + 1} of {allowed}")
-            again = f"{self.unfinished} attempts in flight are made again"
-            self._file.progress.say(f"{said}; it is started again ({used + 1} of {allowed}), {again}")
-            return None
-        return EngineError(f"{said}; engine.restarts ({allowed}) is used up" if allowed else said)
+        fall = _happened(kind, said, unfinished=self.unfinished)
+        return may_start_again(self._file, self.variant, self.engine.launch.restarts, fall)
 
     async def close(self) -> None:
         """Stop an engine that has done its work; one that died after its last answer crashed all the same."""
@@ -237,16 +246,46 @@ class Watch:
                 self._file.progress.say(f"{self.variant}: {kind} in its log: {line}")
             self._event("trouble", line, trouble=kind, count=more)
 
-    def _event(self, kind: Literal["crash", "hang", "silent", "restart", "trouble"], line: str, **more: Any) -> None:
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._file.event(self.variant, Event(time=now, kind=kind, line=line, **more))
+    def _event(self, kind: Kind, line: str, **more: Any) -> None:
+        self._file.event(self.variant, _happened(kind, line, **more))
+
+
+def _happened(kind: Kind, line: str, **more: Any) -> Event:
+    return Event(time=datetime.now(UTC).isoformat(timespec="milliseconds"), kind=kind, line=line, **more)
+
+
+def may_start_again(file: Filing, variant: str, restarts: int, fall: Event) -> EngineError | None:
+    """File a fall. None: another process may take its place, and that is filed too; else why the variant is lost."""
+    file.event(variant, fall)
+    used = sum(event.kind == "restart" for event in file.events(variant))
+    if used >= restarts:
+        return EngineError(f"{fall.line}; engine.restarts ({restarts}) is used up" if restarts else fall.line)
+    file.event(variant, _happened("restart", f"restart {used + 1} of {restarts}"))
+    cut = f", {fall.unfinished} attempts in flight are made again" if fall.unfinished else ""
+    file.progress.say(f"{fall.line}; it is started again ({used + 1} of {restarts}){cut}")
+    return None
+
+
+async def begin_again(work: Work, name: str, tails: dict[Path, Tail]) -> Watch:
+    """As `begin_watch`; a start that fails is a fall as others are, and tried again while `engine.restarts` are left.
+
+    Raises:
+        EngineError: they are used up.
+    """
+    while True:
+        try:
+            return await begin_watch(work, name, tails)
+        except NotStarted as error:
+            fall = _happened("crash", str(error))
+            if (final := may_start_again(work.file, name, error.restarts, fall)) is not None:
+                raise final from error
 
 
 async def begin_watch(work: Work, name: str, tails: dict[Path, Tail]) -> Watch:
     """Start an engine of a variant, and read its log from here on. `tails`: where each log was read to; grows.
 
     Raises:
-        EngineError: it did not start; nothing of it is left.
+        NotStarted: nothing of it is left.
     """
     engine = work.engine(next(variant for variant in work.plan.variants if variant.name == name))
     if engine.launch.log not in tails:
@@ -256,6 +295,9 @@ async def begin_watch(work: Work, name: str, tails: dict[Path, Tail]) -> Watch:
     began = time.monotonic()
     try:
         await engine.start()
+    except EngineError as error:
+        await engine.stop()
+        raise NotStarted(str(error), engine.launch.restarts) from error
     except BaseException:
         await engine.stop()
         raise

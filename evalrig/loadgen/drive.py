@@ -5,7 +5,7 @@ import contextlib
 import gc
 import math
 import resource
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -27,6 +27,8 @@ SPARE = (2, 256)
 """Least and most of them. No more than are needed: some servers give each a thread."""
 BLOCK_SECONDS = 3600.0
 """That a block may take beyond its last due time."""
+LISTEN_SECONDS = 0.5
+"""Between two looks whether anything came: a look at each answer in flight, so that nothing is done at each read."""
 PRIMING = 8
 """Priming calls in flight, where the loop has no number of its own."""
 _SECOND = 1_000_000_000
@@ -63,21 +65,35 @@ class Driven:
     effort: Effort
 
 
-async def run_block(address: Address, schedule: Schedule, *, stop: Stop | None = None) -> Block:
+def nobody(seconds: float) -> None:
+    """Listens to no block."""
+
+
+async def run_block(
+    address: Address, schedule: Schedule, *, stop: Stop | None = None, heard: Callable[[float], None] = nobody
+) -> Block:
     """Send `schedule` to `address` from this process. The caller's loop may do little else meanwhile; what it does costs
-    `cpu_share`, and on Linux no accuracy.
+    `cpu_share`, and on Linux no accuracy. `heard`: see `Driver.listen`.
 
     Raises:
         EngineError: the host's name cannot be resolved. All else that fails stands in the exchanges.
         ClientError: this process can open no socket.
     """
     driver = Driver(address, schedule, stop or Stop())
+    listening = asyncio.create_task(driver.listen(heard))
     try:
         await driver.prime()
         driven = await driver.run(now() + int(LEAD_SECONDS * _SECOND))
     finally:
+        await stopped(listening)
         await driver.close()
     return block_of((driven,), schedule)
+
+
+async def stopped(task: "asyncio.Task[None]") -> None:
+    """Cancel it and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def block_of(driven: tuple[Driven, ...], schedule: Schedule) -> Block:
@@ -170,6 +186,21 @@ class Driver:
             waits=tuple(self._pool.waits),
         )
         return Driven(start=start, exchanges=tuple(self._exchanges), effort=effort)
+
+    async def listen(self, heard: Callable[[float], None]) -> None:
+        """Tell `heard` every half second what the server did: `inf` when bytes came, and the seconds in which nothing was
+        waited for. It is told nothing of silence. Never returns; where it is cancelled it tells the rest."""
+        came, at = 0, now()
+        while True:
+            try:
+                await asyncio.sleep(LISTEN_SECONDS)
+            finally:
+                before, came = came, self._pool.came if self._pool is not None else 0
+                since, at = at, now()
+                if came > before:
+                    heard(math.inf)
+                elif self._pool is None or not self._pool.waiting:
+                    heard((at - since) / _SECOND)
 
     async def close(self) -> None:
         """Close what is open."""

@@ -45,6 +45,8 @@ class Pool:
         self._opening: set[asyncio.Task[None]] = set()
         self.waits: list[float] = []
         """Seconds for which requests waited for their connections; those that found an idle one are not in it."""
+        self._waiting: set[Answer] = set()
+        self._came = 0
         self._head = _head(address)
         # The kernel begins to stamp a moment after the first socket has asked, and ends with the last one.
         try:
@@ -73,6 +75,16 @@ class Pool:
         if connection is not None:
             connection.begin(answer, request, wish.due)
         return loop.create_task(self._carry(wish, answer, request, connection))
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose answers have not ended."""
+        return len(self._waiting)
+
+    @property
+    def came(self) -> int:
+        """Reads so far that brought bytes of answers."""
+        return self._came + sum(len(answer.at) for answer in self._waiting)
 
     async def warm(self, count: int) -> None:
         """Have up to `count` idle connections; what cannot be opened is left to the requests to tell."""
@@ -110,6 +122,7 @@ class Pool:
 
     async def _carry(self, wish: Wish, answer: Answer, request: bytes, connection: Connection | None) -> Exchange:
         error, reused = "", connection is not None
+        self._waiting.add(answer)
         try:
             async with asyncio.timeout_at(wish.until / _SECOND):
                 if connection is None:
@@ -138,6 +151,8 @@ class Pool:
         except OSError as failure:
             error = said(failure)
         finally:
+            self._waiting.discard(answer)
+            self._came += len(answer.at)
             if not answer.ended and connection is not None:
                 self._drop(connection)
         return _exchange(wish, answer, error)

@@ -6,14 +6,14 @@ import math
 import pickle
 import resource
 import sys
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from evalrig.errors import ClientError
 from evalrig.loadgen.block import Block
 from evalrig.loadgen.clock import now
-from evalrig.loadgen.drive import Driven, Stop, block_of, run_block
+from evalrig.loadgen.drive import LISTEN_SECONDS, Driven, Stop, block_of, nobody, run_block
 from evalrig.loadgen.pool import places
 from evalrig.loadgen.schedule import Address, Call, Schedule
 
@@ -23,6 +23,8 @@ START_SECONDS = 60.0
 """For a worker to import what it needs."""
 LEAD_SECONDS = 0.2
 """From when all are ready until the common start."""
+HEARD, IDLE, SAID = b"\x07", b"\x05", b"\x06"
+"""What a worker writes: bytes came; nothing was waited for; it is ready, or done."""
 END_SECONDS = 60.0
 """For a worker to hand over what it recorded, after the block's own bound."""
 
@@ -41,9 +43,15 @@ class Job:
 
 
 async def run_load(
-    address: Address, schedule: Schedule, *, stop: Stop | None = None, events_per_second: float = 0.0
+    address: Address,
+    schedule: Schedule,
+    *,
+    stop: Stop | None = None,
+    events_per_second: float = 0.0,
+    heard: Callable[[float], None] = nobody,
 ) -> Block:
     """Send `schedule` from as many processes as `events_per_second`, the expected rate, needs; 0: from this one.
+    `heard`: as of `run_block`.
 
     Raises:
         EngineError: the host's name cannot be resolved.
@@ -52,8 +60,8 @@ async def run_load(
     workers = workers_for(events_per_second)
     with _descriptors():
         if workers == 1:
-            return await run_block(address, schedule, stop=stop)
-        return await run_sharded(address, schedule, workers, stop=stop)
+            return await run_block(address, schedule, stop=stop, heard=heard)
+        return await run_sharded(address, schedule, workers, stop=stop, heard=heard)
 
 
 @contextlib.contextmanager
@@ -73,7 +81,14 @@ def workers_for(events_per_second: float) -> int:
     return max(1, math.ceil(events_per_second / EVENTS_PER_WORKER))
 
 
-async def run_sharded(address: Address, schedule: Schedule, workers: int, *, stop: Stop | None = None) -> Block:
+async def run_sharded(
+    address: Address,
+    schedule: Schedule,
+    workers: int,
+    *,
+    stop: Stop | None = None,
+    heard: Callable[[float], None] = nobody,
+) -> Block:
     """Send `schedule` from `workers` processes that begin at one instant. None of them outlives this call.
 
     Raises:
@@ -82,7 +97,7 @@ async def run_sharded(address: Address, schedule: Schedule, workers: int, *, sto
     """
     await places(address)  # a worker that cannot resolve the name would look like one that died
     jobs = jobs_of(address, schedule, workers, stop or Stop())
-    shards = [_Shard(f"load worker {number + 1} of {len(jobs)}", job) for number, job in enumerate(jobs)]
+    shards = [_Shard(f"load worker {number + 1} of {len(jobs)}", job, heard) for number, job in enumerate(jobs)]
     try:
         await _all([shard.start() for shard in shards])
         start = now() + int(LEAD_SECONDS * 1e9)
@@ -146,9 +161,10 @@ def _lanes(lanes: int, number: int, workers: int) -> int:
 class _Shard:
     """One worker process: it is given its job, says that it is ready, is told the start, and hands over what it recorded."""
 
-    def __init__(self, name: str, job: Job) -> None:
+    def __init__(self, name: str, job: Job, heard: Callable[[float], None]) -> None:
         self._name = name
         self._job = job
+        self._heard = heard
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -183,7 +199,12 @@ class _Shard:
         assert self._process.stdout is not None
         self._process.stdin.write(job)
         await self._process.stdin.drain()
-        await self._process.stdout.readexactly(1)
+        await self._through(self._process.stdout)
+
+    async def _through(self, told: asyncio.StreamReader) -> None:
+        """Until it says that it is ready, or done; that it hears the server is passed on meanwhile."""
+        while (sign := await told.readexactly(1)) != SAID:
+            self._heard(math.inf if sign == HEARD else LISTEN_SECONDS)
 
     async def _driven(self, start: int) -> Driven:
         assert self._process is not None
@@ -191,6 +212,7 @@ class _Shard:
         assert self._process.stdout is not None
         self._process.stdin.write(start.to_bytes(8, "big"))
         await self._process.stdin.drain()
+        await self._through(self._process.stdout)
         size = int.from_bytes(await self._process.stdout.readexactly(8), "big")
         driven: Driven = pickle.loads(await self._process.stdout.readexactly(size))
         exchanges = (

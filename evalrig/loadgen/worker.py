@@ -2,12 +2,13 @@
 started it is gone, and it ends too."""
 
 import asyncio
+import math
 import os
 import pickle
 import sys
 
-from evalrig.loadgen.drive import Driver
-from evalrig.loadgen.sharded import Job
+from evalrig.loadgen.drive import Driver, stopped
+from evalrig.loadgen.sharded import HEARD, IDLE, SAID, Job
 
 
 async def work() -> None:
@@ -18,16 +19,22 @@ async def work() -> None:
     driver = Driver(job.address, job.schedule, job.stop)
     start: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     watch = asyncio.create_task(_watch(reader, start))
+    listening = asyncio.create_task(driver.listen(lambda seconds: _tell(IDLE if math.isfinite(seconds) else HEARD)))
     try:
         await driver.prime()
-        os.write(sys.stdout.fileno(), b"\x06")
+        _tell(SAID)
         driven = await driver.run(await start)
     finally:
+        await stopped(listening)
         await driver.close()
     watch.cancel()
     told = pickle.dumps(driven)
-    sys.stdout.buffer.write(len(told).to_bytes(8, "big") + told)
+    sys.stdout.buffer.write(SAID + len(told).to_bytes(8, "big") + told)
     sys.stdout.buffer.flush()
+
+
+def _tell(sign: bytes) -> None:
+    os.write(sys.stdout.fileno(), sign)
 
 
 async def _watch(reader: asyncio.StreamReader, start: "asyncio.Future[int]") -> None:

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import math
 import os
 import resource
 import signal
@@ -23,6 +24,7 @@ import pytest
 from toys.mocked import call, mocked
 
 from evalrig.errors import ClientError, EngineError
+from evalrig.loadgen import drive
 from evalrig.loadgen.block import Block, Exchange
 from evalrig.loadgen.clock import now, offset
 from evalrig.loadgen.drive import Driver, Stop, run_block
@@ -468,6 +470,39 @@ def test_the_mock_streams_what_it_is_told(options: tuple[str, ...], path: str, e
     if "--role-first" in options:
         assert pieces[0]["delta"] == {"role": "assistant", "content": ""}
         assert [set(piece["delta"]) for piece in pieces[1:]] == [{"reasoning_content"}] * 3
+
+
+@pytest.mark.parametrize("options", [("--kind", "hang"), ("--step", "0.02")])
+def test_a_silent_server_is_told_from_one_that_answers(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    """Silence while answers are waited for is a hang; between requests it is none."""
+    monkeypatch.setattr(drive, "LISTEN_SECONDS", 0.01)
+    seen: list[float] = []
+
+    async def listened(address: Address) -> Block:
+        schedule = Schedule(calls=(call("r0", tokens=20), call("r1", 0.3, after=0)), loop="closed", concurrency=1)
+        stop = Stop(request=1.0, block=5.0)
+        return await run_block(address, schedule, stop=stop, heard=seen.append)
+
+    with mocked(*options) as server:
+        block = asyncio.run(listened(server.address))
+    answers = "hang" not in options
+    assert all((one.sent.error == "") is answers for one in block.exchanges)
+    paused = sum(seconds for seconds in seen if math.isfinite(seconds))
+    waited = sum(one.sent.ended - one.sent.sent for one in block.exchanges) / 1e9
+    assert paused > 0.1, "the time to think"
+    assert (seen.count(math.inf) >= 2) is (math.inf in seen) is answers
+    assert answers or paused < waited
+
+
+def test_a_worker_passes_on_that_the_server_answers():
+    heard: list[float] = []
+    calls = (call("r0", tokens=60), call("r1", 1.5, tokens=60))
+    with mocked("--step", "0.02") as server:
+        whole = Schedule(calls=calls, loop="open")
+        block = asyncio.run(run_sharded(server.address, whole, 2, stop=PATIENT, heard=heard.append))
+    assert [one.sent.error for one in block.exchanges] == ["", ""]
+    assert heard.count(math.inf) >= 2 * 2, "of each worker, whose stream takes 1.2 s"
+    assert any(map(math.isfinite, heard)), "the second has nothing to wait for at first"
 
 
 def test_a_block_in_parts_is_the_same_block():

@@ -2,21 +2,27 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from toys import load_client
 from toys.engine import Toy
 from toys.runs import Silent, carry_out, piqa_file, run_file
 
+from evalrig import watch
 from evalrig.engines.llama_cpp import LlamaCpp, LlamaCppOptions
 from evalrig.engines.refengine import Refengine, RefengineOptions
-from evalrig.errors import UsageError
+from evalrig.errors import EngineError, RunError, UsageError
 from evalrig.filing import Files
 from evalrig.loadgen.raw import read_block, read_served
 from evalrig.records import RunFolder
+from evalrig.report.as_others import as_others
 from evalrig.run import Finished, resume
+from evalrig.runner import Ended, Paper
+from evalrig.suite import LoadAttempt
 from evalrig.types import AGAIN, REFERENCE, Outcome, Record, State
 
 ARMS = (REFERENCE, "cheap", AGAIN)
@@ -223,6 +229,53 @@ def test_the_block_in_which_an_engine_died_is_made_again(tmp_path: Path, client:
     assert [record.state for record in records(finished.folder, "cheap")] == [State.SCORED] * 6
 
 
+@pytest.mark.parametrize("failing", [1, 5])
+def test_one_failed_start_of_many_does_not_end_the_night(
+    tmp_path: Path, client: load_client.Client, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Where engines do not fit side by side every round is a start; restarts bound how many may fail."""
+    start, tries = Toy.start, Counter[str]()
+
+    async def sometimes(self: Toy) -> None:
+        tries[name := self.variant.name] += 1
+        if name == REFERENCE and 3 < tries[name] <= 3 + failing:
+            raise EngineError(f"{name}: did not start: the port was taken")
+        await start(self)
+
+    monkeypatch.setattr(Toy, "start", sometimes)
+    finished = carry_out(load_file(tmp_path, engines=1, options={"pace": {"rounds": 4}}))
+    kinds = [(event.kind, event.line) for event in finished.folder.events(REFERENCE)]
+    assert kinds[:2] == [("crash", f"{REFERENCE}: did not start: the port was taken"), ("restart", "restart 1 of 1")]
+    if failing == 1:
+        assert not finished.stopped
+        assert len(kinds) == 2
+        assert Counter(row.variant for row in records(finished.folder)) == dict.fromkeys(ARMS, 4)
+    else:
+        assert finished.stopped.endswith("did not start: the port was taken; engine.restarts (1) is used up")
+        assert [kind for kind, _ in kinds] == ["crash", "restart", "crash"]
+
+
+def test_a_first_start_that_fails_is_not_tried_again(tmp_path: Path, client: load_client.Client) -> None:
+    """A wrong flag does not mend itself."""
+    finished = carry_out(load_file(tmp_path, {"cheap": {"fail_start": "bad flag"}}, options={"pace": {"rounds": 2}}))
+    assert finished.folder.events("cheap") == []
+    assert finished.folder.failed("cheap") == "cheap: bad flag"
+    assert len(records(finished.folder, REFERENCE)) == 2
+
+
+def test_an_engine_that_hangs_under_load_is_ended_and_started_again(
+    tmp_path: Path, client: load_client.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own metrics are answered all the while: a server can tell of itself when what computes behind it hangs."""
+    monkeypatch.setattr(watch, "LOOK", 0.02)
+    engine = {"kind": "toys.engine", "request_seconds": 0.1, "hang_seconds": 0.5}
+    finished = carry_out(load_file(tmp_path, {"cheap": {"flaw": "hung", "faulty_starts": 1}}, engine=engine))
+    assert not finished.stopped
+    assert [event.kind for event in finished.folder.events("cheap")] == ["hang", "restart"]
+    assert "the engine hangs: no answer for" in finished.folder.events("cheap")[0].line
+    assert [record.state for record in records(finished.folder, "cheap")] == [State.SCORED] * 6
+
+
 def test_a_lost_reference_ends_the_run(tmp_path: Path, client: load_client.Client) -> None:
     finished = carry_out(load_file(tmp_path, reference={"weights": "toy", "args": {"flaw": "dead"}}))
     assert "the engine died during `load`" in finished.stopped
@@ -267,18 +320,84 @@ def test_a_round_that_is_cut_short_is_made_again_as_a_whole(
     assert len({(r.variant, r.sample) for r in records(again.folder)}) == 18
 
 
-def test_a_resumed_run_makes_only_the_blocks_that_are_missing(tmp_path: Path, client: load_client.Client) -> None:
+def test_a_round_that_lacks_a_block_is_made_again_by_all(tmp_path: Path, client: load_client.Client) -> None:
+    """The other halves are of another hour: a pair of both would hold all that drifted meanwhile."""
     finished = carry_out(load_file(tmp_path))
     lines = (path := finished.folder.records_path("cheap", "load")).read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
+    before, lost = records(finished.folder), by_round(finished)
     client.sent.clear()
+    again = asyncio.run(resume(finished.folder.path, Silent()))
+    assert sorted(model for model, _ in client.sent) == sorted([*ARMS, *ARMS]), "a warm-up and the block of each"
+    (name,) = {row.sample for row in records(again.folder) if row not in before}
+    assert len({row.provenance.prompt_sha256 for row in by_round(again)[name]}) == 1
+    assert all(row not in lost[name] for row in by_round(again)[name])
+    assert len(records(again.folder)) == 18
+    withdrawn = again.folder.variant_path(REFERENCE) / "withdrawn" / "load.jsonl"
+    assert msgspec.json.decode(withdrawn.read_bytes(), type=Record) in lost[name]
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+def test_a_candidate_that_is_taken_up_again_is_paired_with_what_ran_beside_it(
+    tmp_path: Path, client: load_client.Client, engines: int
+) -> None:
+    """Given up while the reference made all rounds, and alone on the machine hours later: that gave a GO."""
+    flaw = {"cheap": {"flaw": "dead", "faulty_starts": 2}}
+    finished = carry_out(load_file(tmp_path, flaw, engines, options={"pace": {"rounds": 3}}))
+    assert Counter(row.variant for row in records(finished.folder)) == {REFERENCE: 3, AGAIN: 3}
+    last = max(row.provenance.started for row in records(finished.folder))
+    again = asyncio.run(resume(finished.folder.path, Silent()))
+    rounds = by_round(again)
+    assert [{row.variant for row in rows} for rows in rounds.values()] == [set(ARMS)] * 3
+    ordered = sorted(records(again.folder), key=lambda row: row.provenance.started)
+    assert ordered[0].provenance.started > last, "none is left of those that ran without it"
+    assert all(len({row.sample for row in ordered[at : at + 3]}) == 1 for at in (0, 3, 6))
+
+
+def test_rounds_stay_as_they_are_for_a_candidate_that_is_given_up_again(
+    tmp_path: Path, client: load_client.Client
+) -> None:
+    finished = carry_out(load_file(tmp_path, {"cheap": {"flaw": "dead"}}, options={"pace": {"rounds": 3}}))
+    before = records(finished.folder)
+    again = asyncio.run(resume(finished.folder.path, Silent()))
+    assert len(records(again.folder)) == len(before) == 6
+    assert sum(row not in before for row in records(again.folder)) == 2, "the round in which it fell, and no other"
+
+
+def test_a_kill_before_a_round_is_filed_leaves_bytes_that_are_written_over(
+    tmp_path: Path, client: load_client.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of each block are on the disk when it ends, and not in memory until the round does."""
+    left: list[Path] = []
+    keep = Files.keep
+
+    def killed(self: Files, papers: Sequence[Paper]) -> None:
+        left.extend(self.folder.path.glob("variants/*/load/load/*.block.arrows"))
+        assert not any(isinstance(paper.attempt, LoadAttempt) for paper in papers if isinstance(paper, Ended))
+        raise RunError("killed")
+
+    monkeypatch.setattr(Files, "keep", killed)
+    finished = carry_out(load_file(tmp_path, engines=1, options={"pace": {"rounds": 1}}))
+    assert len(left) == 3
+    assert records(finished.folder) == []
+    with pytest.raises(UsageError, match="no blocks of load"):
+        as_others(finished.folder, "vllm")
+    was = {path: path.read_bytes() for path in left}
+    monkeypatch.setattr(Files, "keep", keep)
+    again = asyncio.run(resume(finished.folder.path, Silent()))
+    assert len(records(again.folder)) == 3
+    assert all(path.read_bytes() != content for path, content in was.items())
+
+
+def test_a_reference_that_is_refused_is_not_started_again(tmp_path: Path, client: load_client.Client) -> None:
     progress = Silent()
-    again = asyncio.run(resume(finished.folder.path, progress))
-    assert {model for model, _ in client.sent} == {"cheap"}
-    assert len(client.sent) == 2, "a warm-up and the block"
-    redone = again.folder.records("cheap", "load")[-1]
-    same = next(r for r in again.folder.records(REFERENCE, "load") if r.sample == redone.sample)
-    assert redone.provenance.prompt_sha256 == same.provenance.prompt_sha256
+    reference = {"weights": "toy", "expect": {"weights": "bf16"}, "args": {"says_weights": "int4"}}
+    for engines in (1, 3):
+        finished = carry_out(load_file(tmp_path / str(engines), engines=engines, reference=reference), (), progress)
+        assert starts(progress)[REFERENCE] == 1
+        assert client.sent == []
+        assert finished.verdict.outcome is Outcome.INVALID
+        progress.lines.clear()
 
 
 def test_load_is_repeated_by_rounds_and_not_by_epochs(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """A running engine is looked after: its pulse, its log, and what becomes of it when it falls."""
 
 import asyncio
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +90,28 @@ def test_calls_that_time_out_together_are_no_answer(tmp_path: Path, monkeypatch:
         return waited
 
     assert within(test) >= 0.3
+
+
+def test_silent_blocks_add_up_and_pauses_in_them_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests of a block may have failed in time: that it ended is no answer."""
+    clock, told = [100.0], list[float]()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    engine = toy(tmp_path)
+    pulse = Pulse(engine)
+
+    async def block(*beats: float) -> None:
+        clock[0] += 30
+        for seconds in beats:
+            engine.beat(seconds)
+        told.append(pulse.unanswered())
+
+    async def test() -> None:
+        for beats in ((), (), (20.0,), (math.inf,), ()):
+            await engine.carry(block(*beats))
+            clock[0] += 1000  # between blocks nothing is asked
+
+    within(test)
+    assert told == [30, 60, 70, 0, 30]
 
 
 # ---- log

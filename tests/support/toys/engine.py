@@ -77,7 +77,7 @@ class ToyOptions:
     step: float = 0.01
     """Seconds a token takes when it is loaded."""
     flaw: str = ""
-    """What is wrong with it under load: `short` answers, `cached` prompts, `failing` requests, `dead` after a block."""
+    """What is wrong with it under load: `short` answers, `cached` prompts, `failing` requests, `dead` after a block, `hung` in one."""
     record: str = ""
     """Append every question with its answer to this file."""
 

@@ -1,5 +1,8 @@
 """In place of the load client: blocks as a toy engine would serve them, made without a socket and without waiting."""
 
+import asyncio
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -25,9 +28,18 @@ class Client:
         self.void: dict[str, tuple[str, ...]] = {}
         """Model -> what the client's certificate says against its blocks."""
 
-    async def sends(self, serving: Serving, schedule: Schedule, seconds: float, events_per_second: float) -> Block:
+    async def sends(
+        self,
+        serving: Serving,
+        schedule: Schedule,
+        seconds: float,
+        events_per_second: float,
+        heard: Callable[[float], None],
+    ) -> Block:
         assert serving.completions.host == "toy"
         assert not self.running, "nothing else may run meanwhile"
+        if serving.body["flaw"] == "hung":
+            await asyncio.Event().wait()
         self.running += 1
         model = str(msgspec.json.decode(schedule.calls[0].body)["model"])
         self.sent.append((model, schedule))
@@ -41,6 +53,7 @@ class Client:
             exchanges.append(_answered(call, index, due, rng))
             free[lane] = exchanges[-1].sent.ended / 1e6
         self.running -= 1
+        heard(math.inf)
         return Block(
             start=0,
             start_utc="2026-11-30T00:00:00Z",
