@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from dataclasses import dataclass
 
@@ -158,7 +159,7 @@ class Pool:
         return _exchange(wish, answer, error)
 
     async def _connect(self) -> Connection:
-        failure = OSError("no address")
+        failure: OSError | None = None
         for family, place in self._places:
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
@@ -169,11 +170,12 @@ class Pool:
                 return await self._made(sock)
             except OSError as error:
                 sock.close()
-                failure = error
+                if failure is None or failure.errno == errno.EADDRNOTAVAIL:  # a server that answers tells more
+                    failure = error
             except BaseException:
                 sock.close()
                 raise
-        raise failure
+        raise failure or OSError("no address")
 
     async def _made(self, sock: socket.socket) -> Connection:
         if self._trust is None:

@@ -3,6 +3,7 @@ clocks are the same one."""
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import math
@@ -28,6 +29,7 @@ from evalrig.loadgen import drive
 from evalrig.loadgen.block import Block, Exchange
 from evalrig.loadgen.clock import now, offset
 from evalrig.loadgen.drive import Driver, Stop, run_block
+from evalrig.loadgen.pool import Pool, Wish
 from evalrig.loadgen.schedule import Address, Call, Schedule
 from evalrig.loadgen.sharded import run_load, run_sharded
 
@@ -86,7 +88,7 @@ def test_gaps_between_tokens_are_known_to_a_twentieth_of_a_millisecond():
                 gaps.append(b - a)
     assert len(gaps) > 100
     assert milliseconds(errors) < 0.05
-    assert np.quantile(errors, 0.95) < 0.1e6, "nineteen of twenty too, with four other programs on this core"
+    assert np.quantile(errors, 0.95) < 0.1e6, "nineteen of twenty too, on a busy machine as well"
     assert min(ways) > -0.02e6, "nothing comes before it was sent"
     assert abs(milliseconds(gaps) - 20.0) < 0.5  # the mock's own steps shake when the machine is busy
     assert block.health.kernel
@@ -180,6 +182,25 @@ def test_a_server_that_is_not_there_is_an_error_of_each_request():
     block = send(Address(host="127.0.0.1", port=port), call("r0"), call("r1", 0.01))
     assert [exchange.sent.error for exchange in block.exchanges] == ["Connection refused"] * 2
     assert [exchange.sent.sent for exchange in block.exchanges] == [0, 0]
+
+
+def test_a_server_that_refuses_is_not_excused_by_another_address_that_this_machine_cannot_reach():
+    """As of `localhost` where IPv6 is switched off: the client would be taken for short of ports."""
+
+    async def said(*codes: int) -> str:
+        async def connect(_: socket.socket, place: tuple[str, int]) -> None:
+            raise OSError(place[1], os.strerror(place[1]))
+
+        asyncio.get_running_loop().sock_connect = connect  # type: ignore[method-assign]
+        pool = Pool(NOWHERE, [(socket.AF_INET, ("127.0.0.1", code)) for code in codes])
+        try:
+            return (await pool.launch(Wish(index=0, body=b"", due=now(), until=now() + 20_000_000_000))).sent.error
+        finally:
+            await pool.close()
+
+    refused, unreachable = errno.ECONNREFUSED, errno.EADDRNOTAVAIL
+    assert asyncio.run(said(refused, unreachable)) == asyncio.run(said(unreachable, refused)) == "Connection refused"
+    assert asyncio.run(said(unreachable, unreachable)) == "Cannot assign requested address"
 
 
 def test_a_host_without_an_address_is_said_in_one_line():
