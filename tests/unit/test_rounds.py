@@ -389,15 +389,17 @@ def test_a_kill_before_a_round_is_filed_leaves_bytes_that_are_written_over(
     assert all(path.read_bytes() != content for path, content in was.items())
 
 
-def test_a_reference_that_is_refused_is_not_started_again(tmp_path: Path, client: load_client.Client) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reference_that_is_refused_is_not_started_again(
+    tmp_path: Path, client: load_client.Client, seed: int
+) -> None:
+    """Whichever variant's turn comes first; the seed draws that."""
     progress = Silent()
     reference = {"weights": "toy", "expect": {"weights": "bf16"}, "args": {"says_weights": "int4"}}
-    for engines in (1, 3):
-        finished = carry_out(load_file(tmp_path / str(engines), engines=engines, reference=reference), (), progress)
-        assert starts(progress)[REFERENCE] == 1
-        assert client.sent == []
-        assert finished.verdict.outcome is Outcome.INVALID
-        progress.lines.clear()
+    finished = carry_out(load_file(tmp_path, reference=reference, seed=seed), (), progress)
+    assert starts(progress) == {REFERENCE: 1}
+    assert client.sent == []
+    assert finished.verdict.outcome is Outcome.INVALID
 
 
 def test_load_is_repeated_by_rounds_and_not_by_epochs(tmp_path: Path) -> None:
