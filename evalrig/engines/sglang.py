@@ -188,11 +188,10 @@ class Sglang(Launched):
         tools = bool(options.parsers.tool_call_parser)
         seed = options.numerics.deterministic
         if options.pd.prefill:
-            split = Capabilities(seed=seed, chat=True, tools=tools, decode_logprobs=LONGEST_LIST, tool_prompts=True)
-            return replace(split, load=True, primed=True)
-        kept = not options.numerics.disable_radix_cache
-        cached = kept and (options.parallel.dp or 1) == 1
-        return replace(cls.capabilities, seed=seed, tools=tools, cached_prefix=cached, primed=kept)
+            split = Capabilities(load=True, primed=True, chat=True, decode_logprobs=LONGEST_LIST, tool_prompts=True)
+            return replace(split, seed=seed, tools=tools)
+        kept, alone = not options.numerics.disable_radix_cache, (options.parallel.dp or 1) == 1
+        return replace(cls.capabilities, seed=seed, tools=tools, cached_prefix=kept and alone, primed=kept)
 
     @classmethod
     def resolve(cls, variant: Variant, options: SglangOptions, where: str) -> None:
