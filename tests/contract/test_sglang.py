@@ -79,7 +79,7 @@ def test_what_it_is_is_read_from_the_server_the_log_and_the_checkpoint(tmp_path:
     assert fingerprint.flags["attention_backend"] == "torch_native"
     assert "31998" not in fingerprint.flags["launched"]
     assert capacity == Capacity(
-        kv_tokens=8192, kv_bytes_per_token=0.176 * 2**30 / 8192, weight_bytes=int(0.215 * 2**30)
+        kv_tokens=8192, kv_bytes_per_token=0.176 * 2**30 / 8192, weight_bytes=int(0.215 * 2**30), max_requests=4
     )
     assert (inventory.kv_scales, inventory.checkpoint_bytes, inventory.warnings) == ("none", 128, ())
     assert inventory.numerics["chunked_prefill_size"] == "4096"
