@@ -222,9 +222,13 @@ class Load(Suite):
             first = await loaded(engine, serving, short, cold=False)
             warm = _parsed(first)
             if why := failed(first, warm):
-                state = State.UNSCORED if first.health.void else State.INFRA
+                if first.health.void:
+                    said = Trajectory(error=f"warm-up: {'; '.join(first.health.void)}")
+                    return Attempt(trajectory=said, state=State.UNSCORED)
                 return Attempt(
-                    trajectory=Trajectory(error=f"warm-up: {'; '.join(first.health.void) or why}"), state=state
+                    trajectory=Trajectory(error=f"warm-up: {why}"),
+                    state=State.INFRA,
+                    scores=self._counted(0, len(schedule.conversations())),  # the block's own requests: none was served
                 )
             rate = expected(schedule, warm)
         block = await loaded(engine, serving, schedule, cold, rate)
@@ -282,9 +286,13 @@ class Load(Suite):
 
         slo = self.options.slo.seconds()
         kept = serving.within(served, serving.Slo(**slo)) if slo else None
-        if kept is None:
+        return {} if kept is None else self._counted(int(kept.sum()), len(kept))
+
+    def _counted(self, within: int, of: int) -> dict[str, float]:
+        """Requests within the SLO; empty: there is none."""
+        if not self.options.slo.seconds():
             return {}
-        return {"slo_ok": float(kept.sum()), "slo_n": float(len(kept)), "slo_asked": self.options.slo.attainment}
+        return {"slo_ok": float(within), "slo_n": float(of), "slo_asked": self.options.slo.attainment}
 
     def _scores(self, served: Served, schedule: Schedule, gpus: int) -> dict[str, float]:
         from evalrig.analysis import serving, windows

@@ -193,6 +193,16 @@ def test_an_engine_that_fails_in_the_warm_up_is_not_sent_the_block(client: load_
     assert len(client.sent) == 1
 
 
+@pytest.mark.parametrize("pace", [NO_WARM_UP, Pace()])
+def test_requests_of_a_block_in_which_the_engine_failed_are_outside_the_slo(
+    client: load_client.Client, pace: Pace
+) -> None:
+    """In the block itself or in its warm-up: they must not drop out of the share that is judged."""
+    found = attempted(suite(pace=pace, slo=Limits(ttft=9.0)), flaw="failing")
+    assert found.state is State.INFRA
+    assert found.scores == {"slo_ok": 0.0, "slo_n": 24.0, "slo_asked": 0.99}
+
+
 def test_a_load_client_that_breaks_voids_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     async def breaks(*given: Any) -> None:
         raise ClientError("load worker 1 of 2: ended in the middle of the block: killed")
