@@ -9,9 +9,10 @@ import pytest
 from toys.nouns import evidence, pairs
 from toys.rounds import CAPACITIES, METRICS, blocks, load_folder
 
+from evalrig.analysis.load_floor import beside_floor
 from evalrig.errors import UsageError
 from evalrig.evidence import Gathered
-from evalrig.gate import Evidence
+from evalrig.gate import Evidence, outcome_of
 from evalrig.gates.kv_capacity import KvCapacity, KvCapacityOptions
 from evalrig.gates.load_ratio import LoadRatio, LoadRatioOptions
 from evalrig.gates.saving import Saving, SavingOptions
@@ -19,6 +20,7 @@ from evalrig.gates.slo import Slo, SloOptions
 from evalrig.loads import Load, load_of
 from evalrig.plan import GatePlan, SuitePlan
 from evalrig.proof import Preflight
+from evalrig.speed import refusal
 from evalrig.types import AGAIN, EMULATED, REFERENCE, Capacity, Check, CheckOutcome, Fingerprint, State
 from evalrig.validity import findings
 from evalrig.verdict import HELD_ONLY, SPEED_ONLY, judge
@@ -312,3 +314,31 @@ def test_requests_of_a_block_in_which_the_engine_failed_missed_the_slo() -> None
     assert check.outcome is UNDECIDED
     assert "510 of 512 requests" in check.reason
     assert found.missing["cheap"].sum() == 2, "for the ratios they are missing all the same"
+
+
+# ---- what docs/load.md says of power
+
+
+def passes(rounds: int, noise: float, loss: float = 0.0, start: float = 0.0) -> float:
+    """Share of 600 studies in which "at most 1 % is lost" passes, A/A in view. `noise`: of a pair; `start`: of a whole arm."""
+    random, found = np.random.default_rng(3), 0
+    for _ in range(600):
+        drawn = random.normal(0, start, 3)
+        ours, theirs, again = (np.exp(random.normal(0, noise / np.sqrt(2), rounds) + one) for one in drawn)
+        claim = beside_floor(ours, theirs * (1 - loss), again, 0.01, 0.05)
+        outcome = outcome_of(claim.ratio.p_go, claim.ratio.p_nogo, 0.05)
+        found += outcome is PASSED and not refusal(claim, 0.01, outcome, less=False)
+    return found / 600
+
+
+@pytest.mark.parametrize(("rounds", "noise", "planned"), [(8, 0.01, 0.8), (10, 0.01, 0.9), (26, 0.02, 0.8)])
+def test_a_a_in_view_costs_five_to_fifteen_points_of_the_planned_power(
+    rounds: int, noise: float, planned: float
+) -> None:
+    assert 0.04 < planned - passes(rounds, noise) < 0.16
+
+
+def test_how_starts_differ_is_in_no_interval_of_engines_that_are_kept_up() -> None:
+    """A true loss at the margin may pass in one study of twenty; where starts differ by 1 % it passes in a fifth."""
+    assert passes(8, 0.0042, loss=0.01) <= 0.07
+    assert passes(8, 0.0042, loss=0.01, start=0.01) > 0.15
