@@ -2,7 +2,7 @@
 machine meanwhile."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,9 +29,19 @@ def level_name(concurrency: int) -> str:
     return f"c{concurrency:02d}"
 
 
+def concurrency_of(level: str) -> int:
+    """`c04`: 4; of the empty name 0."""
+    return int(level.lstrip("c") or 0)
+
+
+def levels_in(names: Iterable[str]) -> tuple[str, ...]:
+    """Of rounds, in the order of the concurrencies; one empty name where all had the same."""
+    return tuple(sorted({level_of(name) for name in names}, key=concurrency_of))
+
+
 def levels_of(load: Load) -> tuple[str, ...]:
-    """In the order of the concurrencies; one empty name where all rounds had the same."""
-    return tuple(sorted({level_of(name) for name in load.names}, key=lambda level: (len(level), level)))
+    """Of the rounds of a load, as `levels_in`."""
+    return levels_in(load.names)
 
 
 def at_level(load: Load, level: str) -> Load:
@@ -167,7 +177,7 @@ def _standing(load: Load, candidate: str, ours: NDArray[np.int64], theirs: NDArr
 def _words(arm: str, levels: tuple[str, ...], point: SloPoint) -> str:
     if not levels[point.shown]:
         return f"{arm} as loaded"
-    shown, possible = (int(levels[place].lstrip("c")) for place in (point.shown, point.possible))
+    shown, possible = (concurrency_of(levels[place]) for place in (point.shown, point.possible))
     more = f" (perhaps {possible})" if possible > shown else ""
     return f"{arm} at {shown} requests at once{more}"
 

@@ -9,7 +9,7 @@ from evalrig.analysis.load_floor import Claim
 from evalrig.analysis.load_ratio import Ratio
 from evalrig.errors import UsageError
 from evalrig.gate import Evidence, Gate
-from evalrig.levels import at_level, at_slo, level_name, level_of, lost, over_levels
+from evalrig.levels import at_level, at_slo, concurrency_of, level_name, levels_in, lost, over_levels
 from evalrig.loads import Load, Rounds
 from evalrig.plan import GatePlan, SuitePlan
 from evalrig.types import REFERENCE, Check, CheckOutcome, Estimate
@@ -87,9 +87,9 @@ class SpeedGate(Gate):
             return "options: both `concurrency` and `at_slo`; give one"
         if at_slo and "goodput" not in {metric.name for metric in suite.metrics}:
             return f"options.at_slo: suites.{suite.name}.options.slo has no limit; set one"
-        levels = sorted({level_of(sample) for sample in suite.samples}, key=lambda level: (len(level), level))
+        levels = levels_in(suite.samples)
         if options.concurrency and level_name(options.concurrency) not in levels:
-            known = ", ".join(str(int(level.lstrip("c"))) for level in levels if level)
+            known = ", ".join(str(concurrency_of(level)) for level in levels if level)
             known = f"known: {known}" if known else f"{suite.name} has one alone; leave it out"
             return f"options.concurrency: {options.concurrency} is none of the suite's; {known}"
         return ""

@@ -8,7 +8,7 @@ from evalrig.analysis.load_ratio import Ratio, ratio_of
 from evalrig.analysis.phases import alone
 from evalrig.errors import RunError
 from evalrig.evidence import Gathered
-from evalrig.levels import level_of
+from evalrig.levels import concurrency_of, level_of
 from evalrig.loadgen.raw import blocks_in, read_requests
 from evalrig.loadgen.served import Requests
 from evalrig.loads import Floats, Load
@@ -97,5 +97,5 @@ def _by_batch(arm: str, load: Load) -> dict[float, list[float]]:
     for name, seconds in zip(load.names, steps, strict=False):
         at = level_of(name)
         if at and seconds > 0:
-            found.setdefault(float(int(at.lstrip("c"))), []).append(float(seconds))
+            found.setdefault(float(concurrency_of(at)), []).append(float(seconds))
     return found

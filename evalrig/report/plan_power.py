@@ -3,7 +3,7 @@
 from evalrig.analysis.attainment import requests_needed
 from evalrig.analysis.load_power import resolvable_effect, rounds_needed
 from evalrig.analysis.power import cannot_decide, power_rows
-from evalrig.levels import ATTAINMENT, level_of, round_of
+from evalrig.levels import ATTAINMENT, concurrency_of, levels_in, round_of
 from evalrig.plan import GatePlan, Plan
 from evalrig.report.words import count, margin_words, percent
 from evalrig.types import Metric
@@ -68,8 +68,8 @@ def slo_power(gate: GatePlan, plan: Plan) -> str:
         int(options.get("requests", REQUESTS)),
         len({round_of(one) for one in plan.suite(gate.suite).samples}),
     )
-    lanes = [int(level.lstrip("c")) for one in plan.suite(gate.suite).samples if (level := level_of(one))]
-    lanes = sorted(set(lanes)) or [int(n) for n in options.get("concurrency", LANES)]
+    lanes = [concurrency_of(level) for level in levels_in(plan.suite(gate.suite).samples) if level]
+    lanes = lanes or [int(n) for n in options.get("concurrency", LANES)]
     if dict(options.get("pace", {})).get("loop") == "open":
         lanes = [1]
     asked = float(dict(options.get("slo", {})).get("attainment", ATTAINMENT)) if at_slo else 1 - gate.margin

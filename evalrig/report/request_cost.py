@@ -1,10 +1,10 @@
 """What a request costs in seconds: to begin, for a token of the prompt, for a generated one."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalrig.analysis.phases import Coefficient
 from evalrig.analysis.request_cost import Part, Sums, request_costs, sums_of
@@ -28,9 +28,14 @@ PARTS = (
 
 def request_cost(gathered: Gathered, suite: SuitePlan, name: str, load: Load, alpha: float) -> Table | None:
     """Coefficients of both arms and their differences, by concurrency; None: nothing varies, or too little is left."""
+    folders = [gathered.folder.variant_path(arm) / "load" / suite.name for arm in (REFERENCE, name, AGAIN)]
+    ours, theirs, again = (
+        _blocks(folder, load, arm) for folder, arm in zip(folders, (REFERENCE, name, AGAIN), strict=True)
+    )
     rows: list[Row] = []
     for at in levels_of(load):
-        rows += _rows(gathered, suite, name, load, at, alpha)
+        names = [one for one in load.names if level_of(one) == at]
+        rows += _rows(ours, theirs, again, names, alpha)
     if not rows:
         return None
     several = len(levels_of(load)) > 1
@@ -47,19 +52,18 @@ def request_cost(gathered: Gathered, suite: SuitePlan, name: str, load: Load, al
     )  # fmt: skip
 
 
-def _rows(gathered: Gathered, suite: SuitePlan, name: str, load: Load, at: str, alpha: float) -> list[Row]:
-    here = np.array([level_of(one) == at for one in load.names], np.bool_)
-    calm = here & _calm(load, REFERENCE)
-    both = [gathered.folder.variant_path(arm) / "load" / suite.name for arm in (REFERENCE, name, AGAIN)]
-    found = _costs(both[0], both[1], _kept(load, calm & _calm(load, name)), alpha)
+def _rows(
+    ours: Mapping[str, Sums], theirs: Mapping[str, Sums], again: Mapping[str, Sums], names: Sequence[str], alpha: float
+) -> list[Row]:
+    found = _costs(ours, theirs, names, alpha)
     if found is None:
         return []
-    floor = _costs(both[0], both[2], _kept(load, calm & _calm(load, AGAIN)), alpha)
+    floor = _costs(ours, again, names, alpha)
     noise = [
         significant(part.difference.value * scale) for part, (_, _, scale) in zip(floor or (), PARTS, strict=False)
     ]
     return [
-        Row(label=label, hint=units, cells=(at or NOTHING, *_cells(part, scale), aa))
+        Row(label=label, hint=units, cells=(level_of(names[0]) or NOTHING, *_cells(part, scale), aa))
         for part, (label, units, scale), aa in zip(found, PARTS, noise or [NOTHING] * len(PARTS), strict=True)
     ]
 
@@ -80,29 +84,21 @@ def _with_limits(one: Coefficient, scale: float) -> str:
     return f"{value} ({low} to {high})"
 
 
-def _calm(load: Load, arm: str) -> NDArray[np.bool_]:
-    """[blocks]: it counts, and requests did not pile up in it: their seconds would be the queue's."""
-    told = load.told.get(arm, {})
-    piled = told.get("over_saturated")
+def _costs(
+    ours: Mapping[str, Sums], theirs: Mapping[str, Sums], names: Sequence[str], alpha: float
+) -> tuple[Part, ...] | None:
+    both = [name for name in names if name in ours and name in theirs]
+    return request_costs([ours[name] for name in both], [theirs[name] for name in both], alpha)
+
+
+def _blocks(folder: Path, load: Load, arm: str) -> dict[str, Sums]:
+    """Of every block that counts and in which requests did not pile up: their seconds would be the queue's. Without those whose
+    tables are not kept or damaged, which costs a row and no verdict."""
+    nothing = np.zeros(len(load.names))
     there = ~load.missing.get(arm, np.ones(len(load.names), np.bool_))
-    return there if piled is None else there & ~(piled > 0)
-
-
-def _kept(load: Load, here: NDArray[np.bool_]) -> list[str]:
-    return [name for name, kept in zip(load.names, here, strict=True) if kept]
-
-
-def _costs(ours: Path, theirs: Path, names: Sequence[str], alpha: float) -> tuple[Part, ...] | None:
-    paths = [{path.name: path for path in blocks_in(folder)} for folder in (ours, theirs)]
-    pairs = [(a, b) for name in names if (a := _sums(paths[0], name)) and (b := _sums(paths[1], name))]
-    return request_costs([a for a, _ in pairs], [b for _, b in pairs], alpha)
-
-
-def _sums(paths: Mapping[str, Path], name: str) -> Sums | None:
-    """None: no tables are kept, or they are damaged; that costs a row and no verdict."""
-    if name not in paths:
-        return None
-    try:
-        return sums_of(read_requests(paths[name]))
-    except RunError:
-        return None
+    calm = there & ~(load.told.get(arm, {}).get("over_saturated", nothing) > 0)
+    names, found = {name for name, kept in zip(load.names, calm, strict=True) if kept}, dict[str, Sums]()
+    for path in (path for path in blocks_in(folder) if path.name in names):
+        with contextlib.suppress(RunError):
+            found[path.name] = sums_of(read_requests(path))
+    return found
